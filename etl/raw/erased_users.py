@@ -1,9 +1,9 @@
 """The erased users of a lake, and the raw rows that are left out because of them.
 
-The job erase_user adds users to `erasures/users.json`: salted digests of their ids, never the ids themselves,
-with the last day whose rows are left out. erase_user does not change the raw log. So jobs that read a raw log
-leave out the rows of these users. Each lake has its own random salt, so the digests of two lakes cannot be
-compared. Anyone who can read the list can check whether an id is in it.
+The job erase_user adds users to the list `erasures/users.json`. The list contains salted digests of ids,
+never the ids, and for each user the last day whose rows are left out. erase_user does not change the raw log.
+So jobs that read a raw log leave out the rows of these users. Each lake has its own random salt, so the
+digests of two lakes cannot be compared. Anyone who can read the list can check whether an id is in it.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     """Returns the column names in the header, which must be the same in all csv files.
 
     Raises:
-        DataError: a file is empty or damaged. Or a header is too long, is not UTF-8, has an unmatched quote,
-            or differs from the header of the first file.
+        DataError: a file is empty or damaged, or its header is too long, is not UTF-8, has an unmatched
+            quote, or differs from the header of the first file.
     """
     headers = {path: _first_line(path, table.encoding) for path in paths}
     first = next(iter(headers.values()))

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 # Converts arrays of texts to numbers.
 #
 # An integer has at most 64 bits. Its fraction, if it has one, consists of zeros: "17.0" is 17. A number is a
-# decimal number within the range of float32. A cast alone would also accept "1d", "1f", "NaN" and surrounding
-# blanks. A decimal has no exponent and at most 38 digits, including leading and trailing zeros. It is rounded
-# to the nearest double, with ties to even. A boolean is 1 or 0. Texts that do not follow these rules become
-# null.
+# decimal number within the range of float32. Arrow's cast alone would also accept texts such as "nan" and
+# "inf". A decimal has no exponent and at most 38 digits, including leading and trailing zeros. It is rounded
+# to the nearest double, with ties to even. A boolean is a text such as true, f, YES or 0, and becomes 1 or 0.
+# Texts that do not follow these rules become null.
 
 _INTEGER = r"^[+-]?[0-9]{1,19}([.]0*)?$"
 _ZEROS = r"[.]0*$"
 
-# [.] instead of \., because the accelerator does not support a repeated escaped character.
+# A decimal number, which may have an exponent.
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
 _MOST_DIGITS = 38  # largest number of digits of a decimal in Spark, Arrow and Parquet
 _DECIMAL = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)$"
@@ -297,7 +297,7 @@ WHOLE_RULE = (
     "may have been rounded"
 )
 
-# Separator and null in joined texts. No field of a log contains these two bytes.
+# Separator and null in joined texts: control characters, which texts of logs rarely contain.
 SEPARATOR, MISSING = "\x1f", "\x00"
 
 # Characters with a meaning in a regular expression.

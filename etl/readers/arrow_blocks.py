@@ -43,7 +43,7 @@ _SMALLEST, _LARGEST = 1e-3, 1e7
 def row_texts(columns: Mapping[str, pa.Array | pa.ChunkedArray], rows: int) -> list[str]:
     """Returns the JSON of n rows. Nulls are left out.
 
-    A timestamp is written as an integer in its unit. The caller must convert timestamps of 96 bits before.
+    A timestamp is written as an integer in its unit. The caller must have converted timestamps of 96 bits.
     Floats are written with the fewest digits that identify them, as Java does since version 19.
 
     Args:

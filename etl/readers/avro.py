@@ -119,7 +119,7 @@ class AvroReader(TableReader):
         """Yields the rows of the file's blocks that begin in the range of bytes.
 
         Raises:
-            DataError: the file is damaged, or a value has no exact text.
+            DataError: the file is damaged, or a value in a column of texts has no exact text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         end = file.size if file_split.end is None else file_split.end
@@ -206,7 +206,7 @@ def _definitions(schema: Any) -> dict[str, Any]:
 
 
 def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[str, ...] = ()) -> int:
-    """Returns a lower bound of the bytes of a value of a type; 0 if a value may need no bytes.
+    """Returns the least number of bytes that a value may need; 0 if some values need no bytes.
 
     The function refuses two kinds of types. A list of values that need no bytes can have billions of values
     in a few bytes of the file, and the decoder would store all of them. For a record that contains itself,
@@ -221,7 +221,7 @@ def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[
     Raises:
         DataError: values of the schema may need unlimited memory.
     """
-    if isinstance(schema, list):  # the number of the member comes first
+    if isinstance(schema, list):  # in a union, the number of the member type comes first
         return 1 + min(_least_bytes(one, names, path, outer) for one in schema)
     if isinstance(schema, str):
         if schema in _PRIMITIVES or schema not in names:
@@ -353,7 +353,7 @@ def _records(blocks: Iterable[Any], path: str) -> Iterator[Any]:
 
 
 def _array(records: list[Any], name: str, kind: pa.DataType) -> pa.Array:
-    """Returns the values of a field."""
+    """Returns the values of the field `name` in some records."""
     values = [record[name] for record in records]
     if pa.types.is_timestamp(kind):
         return pa.array(values, pa.int64()).cast(kind)

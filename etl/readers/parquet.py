@@ -155,7 +155,7 @@ class ParquetReader(TableReader):
         """Yields the rows of some row groups as one block, or of a large row group as several blocks.
 
         Raises:
-            DataError: the file is damaged, or a value has no exact text.
+            DataError: the file is damaged, or a value in a column of texts has no exact text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         first_row = sum(file.group_rows[: file_split.start])
@@ -244,7 +244,7 @@ class ParquetReader(TableReader):
     def _texts(
         self, file: _File, file_split: FileSplit, offset: int, rows: pa.Table, lines: Sequence[int]
     ) -> list[str]:
-        """Returns rows as JSON. Columns that the block lacks are read from the file.
+        """Returns some rows of a block as JSON. Columns that the block lacks are read from the file.
 
         Args:
             file, file_split: the file, and the split of the rows.
@@ -286,8 +286,9 @@ def _read(
 ) -> Iterator[tuple[pa.Table, dict[str, _CountedValues]]]:
     """Yields the rows of a file split, with the columns `names` of the file.
 
-    With `counted`, columns whose pages this module can decode are not in the table. They are in the second
-    result, with the number of rows with each value. If `names` is empty, the table has one column of nulls.
+    With `counted`, columns whose pages this module can decode are not in the table. The second result
+    contains these columns, and the number of rows with each value. If `names` is empty, the table has one
+    column of nulls.
     """
     start, end = file_split.start, file_split.end
     groups = [start] if end is None else list(range(start, end))
@@ -396,7 +397,7 @@ def _is_checked(column: Column, stored: str | None) -> bool:
 
 
 def _group_bytes(footer: pq.FileMetaData, table: RawTable) -> tuple[int, ...]:
-    """Returns the approximate bytes in memory of the listed columns, for each row group."""
+    """Returns about how many bytes the listed columns need in memory, for each row group."""
     indices = [index for column in table.columns for index, _ in leaves_of(footer, column)]
     sizes = []
     for number in range(footer.num_row_groups):
@@ -469,7 +470,7 @@ def read_paged(
 
 
 def _kinds(footer: pq.FileMetaData, names: Sequence[str]) -> dict[int, pa.DataType]:
-    """Returns the types of the columns that may be read, by their indices in the file."""
+    """Returns the types of the columns that this module may read, by the columns' indices in the file."""
     schema, wanted = footer.schema.to_arrow_schema(), frozenset(names)
     kinds = {}
     for index in range(footer.num_columns):

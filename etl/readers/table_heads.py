@@ -1,4 +1,4 @@
-"""Checks the first rows of tables before a run reads its log, so that an invalid table stops it early."""
+"""Checks the first rows of tables other than the log, so that an invalid table stops a run early."""
 
 from __future__ import annotations
 
