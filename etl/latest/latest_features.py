@@ -438,7 +438,7 @@ def features_of_history(plan: FeaturePlan, workflow: FittedWorkflow, columns: Se
 
 
 def encode_rows(workflow: FittedWorkflow, rows: Rows, features: Sequence[str], key: str) -> Rows:
-    """Returns the column `key` and the features `features` of rows that are not training rows.
+    """Computes features of rows that are not training rows. Returns these features and the column `key`.
 
     Args:
         workflow: the workflow that computes the features.

@@ -52,7 +52,7 @@ class SealedFile:
 
 
 def map_sealed(path: Path) -> pa.Buffer:
-    """Maps a file that ends with a digest into memory (`SealedFile`). Returns its bytes without the digest.
+    """Maps a file of the class `SealedFile` into memory. Returns its bytes without the digest.
 
     With a damaged hash table, a lookup could return wrong indices, read outside of the table's memory, or
     never end. So the digest of all bytes is compared with the stored digest. This takes less time than
@@ -163,8 +163,8 @@ class Lookup:
         """Maps a saved lookup (`save`) into memory. Returns the lookup, and the (n,) ids of its values.
 
         Raises:
-            ValueError: `save` did not write the file, wrote it in another version of the format, or the file
-                was changed later.
+            ValueError: the file is not a saved lookup, has another version of the format, or was changed
+                after `save`.
         """
         whole = map_sealed(path)
         head = np.frombuffer(whole.slice(0, 48), np.int64) if whole.size >= 48 else np.zeros(6, np.int64)
