@@ -73,7 +73,7 @@ _SKEW = 1.5
 
 @dataclass(frozen=True)
 class Documents:
-    """N documents, stored as columns.
+    """N documents, stored as columns. `most` is the maximum number of ids of one kind that a document has.
 
     Attributes:
         source: (N,) code of the document's source.

@@ -34,7 +34,7 @@ class GpuTasks:
     """Groups of tasks. A process with a GPU runs one group.
 
     Attributes:
-        groups: the indices of the tasks of each group, in order.
+        groups: for each group, the indices of its tasks, in ascending order.
         threads: number of threads of a process of this machine. In Spark, this is the number of cores of a
             task.
     """

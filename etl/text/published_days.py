@@ -72,7 +72,7 @@ class ScannedDay:
 log = logging.getLogger("nightrank.etl")
 
 
-# Publishes the quarantine of a day of text: the lines that the scan pass could not parse.
+# Publishes the quarantine of a day: the lines of the raw log that the scan pass could not parse.
 
 _SCHEMA = pa.schema(
     [
@@ -186,7 +186,7 @@ def _numbered_frame(day: ScannedDay, scanned: DataFrame, filtered: Sequence[str]
     )
 
 
-# Publishes the value counts of a day of text. The tasks of the scan pass wrote the files.
+# Publishes the value counts of a day. The tasks of the scan pass have written the files.
 
 
 def publish_counts(

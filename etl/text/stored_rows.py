@@ -177,7 +177,7 @@ def delete_spilled_of(folder: Path, prefix: str) -> None:
 
 
 def spilled_lines(folder: Path, name: str, buckets: int) -> np.ndarray:
-    """Returns the line of each stored row of a file split in all buckets, in any order: (n,) int64.
+    """Returns the indices of the lines of all stored rows of a file split, in any order: (n,) int64.
 
     Args:
         folder: the folder of temporary files of the workers.

@@ -412,7 +412,7 @@ def frame_of_blocks(workers: Workers, blocks: TrainingBlocks, plan: FeaturePlan)
 def _read(
     blocks: TrainingBlocks, names: tuple[str, ...], schema: pa.Schema, index: int
 ) -> Iterator[pa.RecordBatch]:
-    """Runs one task: reads the rows of one part of the blocks."""
+    """Runs one task: reads the training rows of one part (`TrainingBlocks.read`)."""
     for batch in blocks.read(index, frozenset((LABEL, *names))):
         day = pa.repeat(batch.dt, len(batch.row_ids))
         fixed = [pa.array(batch.row_ids, pa.int64()), batch.columns[LABEL], day]
