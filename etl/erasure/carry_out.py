@@ -1,8 +1,7 @@
 """Carries out a planned erasure: rewrites files, publishes partitions, deletes the old files, and records it.
 
-The record of an erasure, `erasures/<run date>-<digest>.json`, for auditors and for a later attempt.
-
-The record contains the salted digests of users, never their ids. The job writes the record with the status
+Auditors and later attempts read the record of an erasure, `erasures/<run date>-<digest>.json`. The
+record contains the salted digests of the users, never their ids. The job writes the record with the status
 `started` before it changes the lake. So if the job is killed, the next attempt finds the plan and the changed
 digests in the record.
 """
@@ -71,8 +70,8 @@ class Record:
 
     Attributes:
         run_date: the run date of the job.
-        through: the last day whose raw log is still read without the users' rows: the run date, or the last
-            day with rows of the users in the lake.
+        through: jobs read the raw logs up to this day without the users' rows. It is the run date, or the
+            last day with rows of the users in the lake if that day is later.
         users: the salted digests of the users.
         status: whether the erasure is complete.
         started_at, completed_at: times in UTC.
