@@ -98,7 +98,7 @@ class Recipe:
     """The default settings of the training of an architecture.
 
     Attributes:
-        file: the name of the settings in conf/models; None for the defaults of the architecture.
+        file: the name of the settings file in conf/models; None for the defaults of the architecture.
         loss: the loss. Losses that compare vectors use the items of other rows as negatives, so they need no
             drawn items.
         drawn: number of items that each epoch draws for each positive row.

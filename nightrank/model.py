@@ -378,9 +378,9 @@ class Model:
         diagonal. The legend has the log loss and the expected calibration error. This error is the mean
         vertical distance of the points from the diagonal, weighted by rows (Naeini et al. 2015, section 2).
 
-        If the model was trained with drawn negatives (`description["scores"]` is `probability`), its
-        probabilities refer to clicks among clicks and drawn negatives. For such a model, `rows` must contain
-        drawn negatives too.
+        If the model was trained with drawn negatives (`description["scores"]` is `probability`), it predicts
+        the share of clicks among clicks and drawn negatives. For such a model, `rows` must contain drawn
+        negatives too.
 
         Args:
             rows: N raw rows, as for `score`.

@@ -175,8 +175,8 @@ def _parsed(values: Mapping[str, Any]) -> Record:
     return Record(**{**values, "tables": tables, **sequences})
 
 
-# Finds data that the erasure leaves unchanged and that may contain the users: raw files, models, and text
-# files such as logs and reports.
+# Finds data that the erasure does not change, but that may contain ids or weights of the users: raw files,
+# models, and text files such as logs and reports.
 
 # Ids with fewer characters are not searched, because they would match unrelated numbers.
 SHORTEST_ID = 6

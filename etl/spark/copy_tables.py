@@ -75,7 +75,7 @@ def copy_tables(
     recorder: LineageRecorder,
     days: Sequence[str] | None = None,
 ) -> None:
-    """Brings the copies of all tables of the configuration up to date.
+    """Updates the copies of all catalogue tables that the configuration contains.
 
     Args:
         spark: the session, whose catalogue has the tables.
@@ -188,7 +188,7 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_MOST_FIELDS = 2**31 - 1  # no limit, because the text of a plan must contain the names of all fields
+_MOST_FIELDS = 2**31 - 1  # in effect no limit, so that the text of a plan has the names of all fields
 # The text of a plan with a user-defined function contains this word. The function may change although the
 # text stays the same.
 _FUNCTION_OF_USER = "UDF"

@@ -103,7 +103,7 @@ def read_attributes(
     """Reads a table as a frame, with one row per key.
 
     Tasks read the blocks of the table's reader. Without Spark, etl.prepare.attributes.read_attribute_table
-    reads the same rows as an Arrow table. Its other arguments and its errors are the same.
+    reads the same rows as an Arrow table, and raises the same errors.
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     reader = open_table(table, raw.paths)

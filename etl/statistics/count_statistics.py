@@ -455,11 +455,11 @@ def _figures(
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
-    # Value counts with the same files share one sum. If the log is not divided by days, all splits have the
-    # same files.
+    # Value counts with the same files are added up only once. If the log is not divided by days, all splits
+    # have the same files.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
-    # One sum for each summarised day, one for the other training days, and one for the compared day.
+    # There is one sum for each summarised day, one for the other training days, and one for the compared day.
     of_train = {counts.files for counts in train}
     side_of = {files: side for side, files in enumerate(summarised)}
     side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}

@@ -229,7 +229,7 @@ def quantile_position(probability: float, values: int) -> int:
 
     The position is ceil(probability * values), and at least 1. The product is computed from the decimal
     notation of the probability. So the position is 7 for the probability 0.07 and 100 values. In floating
-    point, 0.07 * 100 is above 7.
+    point, 0.07 * 100 is above 7, so the position would be 8.
     """
     share = Fraction(str(probability)) * values
     return max(1, -(-share.numerator // share.denominator))
@@ -273,8 +273,8 @@ def quantiles_of_counts(
         chosen = is_wanted[_ranges(values)]
         held.append((values[chosen], counts[chosen]))
     values, weights = _merged(held)
-    # For each collected value, the number of smaller values: in ranges that were left out, and among
-    # collected values.
+    # For each collected value, `left_out` is the number of smaller values in ranges that were not collected.
+    # `reached` also includes the collected values up to this value.
     left_out = np.cumsum(np.where(is_wanted, 0, in_range))[_ranges(values)]
     reached = left_out + np.cumsum(weights)
     return [float(values[np.searchsorted(reached, position)]) for position in positions]
@@ -307,8 +307,8 @@ def _positions(weights: np.ndarray, probabilities: Sequence[float]) -> list[int]
 def _ranges(values: np.ndarray) -> np.ndarray:
     """Returns the index of the range of each of n doubles.
 
-    The index consists of the first bits of the double. They are inverted such that larger doubles have larger
-    indices.
+    The index consists of the first bits of the double. Some of these bits are inverted, so that larger
+    doubles have larger indices.
     """
     bits = values.view(np.int64)
     ordered = np.where(bits < 0, ~bits, bits ^ np.int64(-(2**63))).view(np.uint64)

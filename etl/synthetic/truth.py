@@ -121,7 +121,8 @@ class ExpectedClicks:
         self._items: Complexes64 = items.astype(np.complex64)  # (items, F)
         *outer, left, right = [self._factors(taste) for taste in _of_side("user")]
         self._outer, self._left, self._right = outer, left, right
-        # The index of each item's pair of levels in a table whose rows are all pairs of levels.
+        # For each item, the index of its levels of the last two tastes in a table of all pairs of such
+        # levels.
         self._pairs_of_items: Ints = left.levels * right.of_level.shape[1] + right.levels
 
     def of_user(self, user: int) -> Floats:
@@ -269,7 +270,7 @@ class Exposure:
         return np.asarray(self.of_users(np.array([user]))[0])
 
     def of_users(self, users: Ints) -> Floats:
-        """Returns the probabilities of several users, float64 of the shape (users, items).
+        """Returns the results of `of_user` for several users, float64 of the shape (users, items).
 
         `users` are positions in `world.users`. A row does not depend on the other users.
         """
@@ -286,7 +287,7 @@ class Exposure:
             weights /= (drawn * weights).sum()
             np.multiply(_MINUS_T, weights.astype(np.float32), out=decay)
             np.exp(decay, out=decay)
-            # The operator @ would use threads for these products, which cost more time than they save.
+            # The operator @ would use threads, which cost more time than they save for these products.
             one = np.einsum("ti,i->t", decay, drawn.astype(np.float32)).astype(np.float64)
             others = one ** (CHOICES - 1)  # (T,)
             integrals = np.einsum("t,ti->i", (_DT * others).astype(np.float32), decay)
@@ -332,8 +333,8 @@ def generated_days(lake: LakePaths, keys: Keys | None, days: Sequence[str]) -> G
 def published_settings(partition: Partition) -> Generate | None:
     """Returns the settings with which a day of the raw log was generated.
 
-    Settings on which the rows of a day do not depend have their default values. Returns None if the day was
-    not generated, or if a release that did not record the settings generated it.
+    Settings that do not affect the rows of a day have their default values in the result. Returns None if the
+    day was not generated, or if a release that did not record the settings generated it.
     """
     if not is_published(partition):
         return None

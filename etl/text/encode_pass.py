@@ -471,7 +471,7 @@ def _each_code(column: DeviceColumn) -> pa.DictionaryArray:
 
 
 def _has_null(column: DeviceColumn, values: pa.Array) -> bool:
-    """Returns whether a row has a null value. `values` (k + 1,) has the value of each code."""
+    """Returns whether the value of any row is null. `values` (k + 1,) has the value of each code."""
     if not values.null_count:
         return False
     return len(column.rows_with(np.asarray(values.is_null()))) > 0

@@ -48,8 +48,9 @@ class ParsedBlock:
         counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
             of the column's dictionary. If rows or a header line were removed after the scan, the mapping is
             empty, because the scanner's counts include them.
-        rejected: maps the index in the block of every line that is not a valid row to the reason, ascending.
-            Lines that the operators `filter` and `dropna` drop are also rejected lines.
+        rejected: for every line that is not a valid row, maps the index of the line in the block to the
+            reason. Indices are ascending. Lines that the operators `filter` and `dropna` drop are also
+            rejected lines.
         texts: function that returns the texts of the lines whose indices it receives.
     """
 
@@ -63,7 +64,7 @@ class ParsedBlock:
 
 
 def read_split(file_split: FileSplit, layout: FileLayout, wanted: Collection[str]) -> Iterator[ParsedBlock]:
-    """Yields the blocks of a file split of the log, with the rules of the log applied."""
+    """Yields the parsed blocks of a file split of the log (see `parse_block`)."""
     erased = layout.erased.get(file_split.path)
     for block in layout.reader.blocks(file_split, wanted):
         yield parse_block(block, layout, erased)

@@ -107,14 +107,15 @@ class SplitSummary:
     Attributes:
         lines: number of lines.
         good: number of lines that are valid rows.
-        dropped: maps each reason to the number of lines that are not valid rows for this reason.
+        dropped: maps each reason to the number of lines that were rejected for this reason.
         not_kept: maps reasons to the number of lines that are counted in `dropped`, but not returned for the
             quarantine, because the split has too many of them (`_KEPT_LINES`).
         blocks: the blocks of the split, in the order of the lines; at least one. Empty if the rows were
             stored, because their values are then counted later.
         stored: path of the file with the stored rows; empty if there are none, or if they are on the local
             disk.
-        misdated: number of good lines whose event_time is outside the day, with their first and last time.
+        misdated: number of good lines whose event_time is outside the day, with the first and the last of
+            these times.
     """
 
     lines: int

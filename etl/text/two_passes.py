@@ -193,7 +193,7 @@ class TextPasses:
         days: Mapping[str, tuple[RawFiles, DayCounts, dict[str, str]]],
         rules: Rules,
     ) -> dict[str, Manifest]:
-        """Writes the feature partitions of scanned days in one job, and publishes them.
+        """Writes the feature partitions of scanned days in one pass, and publishes them.
 
         Args:
             workflow: the fitted workflow, which computes the features.

@@ -319,7 +319,7 @@ class FittedChain:
         """Computes the outputs of the chain in the engine `arrow`. Returns one array per output.
 
         A step that reads only one input processes each distinct value of a dictionary-encoded input only
-        once. If the chain has a single input of strings, this input is encoded first.
+        once. If the chain has a single input of strings, this input is first dictionary-encoded.
 
         Args:
             arrays: one array of n values per input. Arrays, and the elements of lists, may be

@@ -128,7 +128,7 @@ class LocalWorkflow:
         return list(self.raw_types(features))
 
     def raw_types(self, features: Sequence[str] | None = None) -> dict[str, Type]:
-        """Maps the raw columns that features depend on to their types. None means all features."""
+        """Maps the raw columns that some features (None: all features) depend on to their types."""
         return raw_types(self.chains if features is None else self._chains_of(features))
 
     def _chains_of(self, features: Sequence[str]) -> list[FittedChain]:
