@@ -50,7 +50,7 @@ _USERS = "users.json"
 
 @dataclass(frozen=True)
 class TableChange:
-    """The rows that an erasure removes from one partition.
+    """The rows that an erasure removes or changes in one partition.
 
     Attributes:
         table, partition: name of the table, and date or name of the partition.

@@ -159,7 +159,7 @@ class UsersToErase:
         Args:
             ids: the ids of the users, as texts.
             salt: the salt of the lake.
-            digest: returns the salted digest of an id.
+            digest: function that returns the salted digest of an id.
             config: the configuration, with the names of the raw log's columns.
         """
         digests = ErasedUsers(salt, frozenset(map(digest, ids)))
@@ -180,7 +180,8 @@ class TableRule:
     Attributes:
         columns: the columns that `matches` reads. The plan of the erasure stores the values of these columns
             in the users' rows.
-        matches: takes n rows with these columns, and returns which rows belong to users: (n,) bool.
+        matches: function that takes n rows with these columns, and returns which rows belong to users: (n,)
+            bool.
         keeps_rows: whether the users' rows stay in the table, as in vocabularies. In the column `value` of
             these rows, a text that is no valid id (`tombstones`) then replaces the user's id.
     """

@@ -489,9 +489,9 @@ def _dataset_digest(manifest: Manifest, splits: Mapping[str, Sequence[Member]]) 
 
 
 def _add_windows(partitions: Sequence[PublishedPartition], changes: DigestChanges, config: Config) -> None:
-    """Adds the changed combined digest of the last clicks before each day.
+    """Adds, for each day, the changed digest of all last clicks before this day to `changes`.
 
-    Histories are computed from these clicks. The digests are added to `changes`.
+    Histories are computed from these clicks.
     """
     if config.history is None:
         return

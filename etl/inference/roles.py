@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from etl.inference.column_types import SampledColumn, numbers_of
 
-# For each role, words in names of columns. A column gets the number of points if its name contains the word.
+# For each role, maps words to points. A column gets the points of a word if its name contains the word.
 _USER_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("user", "visitor", "customer"), 10),
     **dict.fromkeys(("client", "member", "reader", "shopper", "subscriber", "reviewer"), 9),

@@ -120,7 +120,7 @@ class TableSample:
 
     @property
     def has_displays(self) -> bool:
-        """Returns whether a line is a display of several items."""
+        """Returns whether each line is a display of several items."""
         return self.format == "displays"
 
 
@@ -180,7 +180,7 @@ def read_sample(path: RawPath) -> TableSample:
 
 
 def _encoding(texts: Sequence[bytes]) -> Encoding:
-    """Returns Windows-1252 if fewer lines beyond ASCII are valid UTF-8 than invalid; otherwise UTF-8."""
+    """Returns Windows-1252 if most lines with bytes beyond ASCII are not valid UTF-8; otherwise UTF-8."""
     valid = broken = 0
     for line in (line for text in texts if not text.isascii() for line in text.split(b"\n")):
         if line.isascii():

@@ -272,7 +272,7 @@ class Exposure:
     def of_users(self, users: Ints) -> Floats:
         """Returns the results of `of_user` for several users, float64 of the shape (users, items).
 
-        `users` are positions in `world.users`. A row does not depend on the other users.
+        `users` are positions in `world.users`. The result for a user does not depend on the other users.
         """
         columns = self._world.users
         shown = np.empty((len(users), self._drawn.shape[1]))
