@@ -67,7 +67,8 @@ class BuildResult:
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
         missing: the number of users and the number of items in the log that have no row in their table of
-            attributes. It has an entry `users` or `items` only if the configuration has this table.
+            attributes. Without a table of users or of items in the configuration, its entry `users` or
+            `items` is missing.
         warnings: one message for each figure that exceeds its limit (a setting `quality.…_warn`).
         empty_days: train days that were left out because their raw log has no row.
     """
