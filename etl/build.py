@@ -67,8 +67,8 @@ class BuildResult:
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
         missing: the number of users and the number of items in the log that have no row in their table of
-            attributes. Without a table of users or of items in the configuration, its entry `users` or
-            `items` is missing.
+            attributes. If the configuration has no table of users, the mapping has no entry `users`. The same
+            is true of items.
         warnings: one message for each figure that exceeds its limit (a setting `quality.…_warn`).
         empty_days: train days that were left out because their raw log has no row.
     """
