@@ -67,7 +67,8 @@ class BuildResult:
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
         missing: the number of users and the number of items in the log that have no row in their table of
-            attributes. It has an entry `users` or `items` only if the configuration has this table.
+            attributes. If the configuration has no table of users, the mapping has no entry `users`. The same
+            is true of items.
         warnings: one message for each figure that exceeds its limit (a setting `quality.…_warn`).
         empty_days: train days that were left out because their raw log has no row.
     """
@@ -158,7 +159,7 @@ def applied_features(
     parent_version: str | None,
     other_version: str | None,
 ) -> Callable[[RawFiles], bool] | None:
-    """Returns a function that tells whether all features that the run needs from a day are published.
+    """Returns a function that returns whether all features that the run needs from a day are published.
 
     Returns None if the run fits or extends a workflow, because its features are new. The arguments have the
     same meaning as in `build`.

@@ -1,7 +1,7 @@
 """Finds, checks and reads the days of a run, and chooses the passes over these days.
 
-It also chooses whether tasks or Spark frames prepare the rows. Before the passes, it quarantines the rows of
-each day that cannot be parsed, and compares the newest log with the train days.
+The module also chooses whether tasks or Spark frames prepare the rows. Before features are computed, it
+quarantines the rows of each day that cannot be parsed, and compares the newest log with the train days.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
 def earlier_clicks(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | LastClicks | None:
     """Returns the reader of clicks of earlier days.
 
-    Returns None if there are no histories, or if the log is one table.
+    Returns None if the configuration has no section `history`, or if one day has rows of several splits.
     """
     if isinstance(workers, LocalWorkers):
         return click_tables(workers, plan, lake)

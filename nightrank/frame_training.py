@@ -38,9 +38,9 @@ def train(
 ) -> Model:
     """Trains a model on one rank in this process, from random weights, and returns it.
 
-    The weights are those that train_model computes from a dataset with the same rows. The model and its files
-    are temporary: `Model.save` keeps them. A pickle of the model contains them. On a terminal and in a
-    notebook, a bar shows the progress and the time left.
+    The weights are those that train_model computes from a dataset with the same rows. The files of the model
+    are temporary. `Model.save` copies them to a folder, and a pickle of the model contains them. On a
+    terminal and in a notebook, a bar shows the progress and the time left.
 
     Args:
         workflow: a fitted workflow, which computes the features. If it has the operator target_encoding, it

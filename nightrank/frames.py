@@ -184,12 +184,12 @@ def column_like(rows: Frame | pa.RecordBatch, name: str, result: pa.ChunkedArray
 
 
 def decoded_like(values: Any, decode: Callable[[pa.Array], pa.Array]) -> Any:
-    """Replaces the distinct values of a column, or of the lists of a column.
+    """Replaces the values of a column, or the elements of its lists, by decoded values.
 
     Args:
         values: a series of pandas or Polars, an array or column of Arrow, or a sequence.
-        decode: a function that returns an array with one element for each element of its argument, the
-            distinct values.
+        decode: a function that receives an array of the distinct values, and returns an array with the
+            decoded value of each.
 
     Returns:
         A series of the same library, an array or column of Arrow, or a list. A series of pandas keeps its

@@ -6,7 +6,7 @@
         store.recommendations(["u1", "u2"])  # lists, as the table `recommendations` of the lake
         store.users(["u1"])  # features, as the table `users`
 
-The functions read only the store.
+The functions read only this store, and no lake.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def train_in(
     context = RunContext(_NAME, config, run_date, in_process=True)
     workers = LocalWorkers(len(os.sched_getaffinity(0)), lambda: context.spark)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"petastorm\.")  # petastorm treats some names as patterns
+        warnings.filterwarnings("ignore", module=r"petastorm\.")  # warnings about names that are patterns
         built = build(workers, plan_of(config), context.lake, run_date, None, context.phase)
         plan = make_plan(config, context.lake, built.dataset)
         with shown_progress() as report:

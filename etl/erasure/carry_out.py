@@ -1,8 +1,7 @@
 """Carries out a planned erasure: rewrites files, publishes partitions, deletes the old files, and records it.
 
-The record of an erasure, `erasures/<run date>-<digest>.json`, for auditors and for a later attempt.
-
-The record contains the salted digests of users, never their ids. The job writes the record with the status
+Auditors and later attempts read the record of an erasure, `erasures/<run date>-<digest>.json`. The
+record contains the salted digests of the users, never their ids. The job writes the record with the status
 `started` before it changes the lake. So if the job is killed, the next attempt finds the plan and the changed
 digests in the record.
 """
@@ -51,7 +50,7 @@ _USERS = "users.json"
 
 @dataclass(frozen=True)
 class TableChange:
-    """The rows that an erasure removes from one partition.
+    """The rows that an erasure removes or changes in one partition.
 
     Attributes:
         table, partition: name of the table, and date or name of the partition.
@@ -71,8 +70,8 @@ class Record:
 
     Attributes:
         run_date: the run date of the job.
-        through: the last day whose raw log is still read without the users' rows: the run date, or the last
-            day with rows of the users in the lake.
+        through: jobs read the raw logs up to this day without the users' rows. It is the run date, or the
+            last day with rows of the users in the lake if that day is later.
         users: the salted digests of the users.
         status: whether the erasure is complete.
         started_at, completed_at: times in UTC.
@@ -176,8 +175,8 @@ def _parsed(values: Mapping[str, Any]) -> Record:
     return Record(**{**values, "tables": tables, **sequences})
 
 
-# Finds data that the erasure leaves unchanged and that may contain the users: raw files, models, and text
-# files such as logs and reports.
+# Finds data that the erasure does not change, but that may contain ids or weights of the users: raw files,
+# models, and text files such as logs and reports.
 
 # Ids with fewer characters are not searched, because they would match unrelated numbers.
 SHORTEST_ID = 6

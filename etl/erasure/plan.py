@@ -310,7 +310,7 @@ def _with_lists(
     partitions: Sequence[PublishedPartition],
     done: frozenset[str],
 ) -> Manifest:
-    """Returns the manifest of the lists of a date, with the numbers of the remaining users."""
+    """Returns the manifest of the lists of a date, whose numbers of users exclude the erased users."""
     if published.kind != _RECOMMENDATIONS or published.manifest.digest in done:
         return manifest
     version = manifest.facts.get("workflow_version", "")
@@ -362,7 +362,7 @@ def _hidden(value: Any, ids: frozenset[str]) -> Any:
 
 
 def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]) -> Manifest:
-    """Returns the manifest of lists, with the numbers of the remaining users.
+    """Returns the manifest of lists, whose numbers of users exclude the erased users.
 
     Args:
         manifest: the manifest of a date of `recommendations`.
@@ -489,7 +489,7 @@ def _dataset_digest(manifest: Manifest, splits: Mapping[str, Sequence[Member]]) 
 
 
 def _add_windows(partitions: Sequence[PublishedPartition], changes: DigestChanges, config: Config) -> None:
-    """Adds, for each day, the combined digest of the earlier days' last clicks.
+    """Adds, for each day, the changed digest of all last clicks before this day to `changes`.
 
     Histories are computed from these clicks.
     """

@@ -24,7 +24,7 @@ _ALWAYS_NULL = ("\\N", "NULL", "null", "NaN", "nan", "None")
 # A column has a type if at least this share of its values has the type. The other values may be errors in
 # single rows.
 _FITTING_SHARE = 0.99
-# A column has numbers with a decimal comma if at least this share of its values contain a comma.
+# A column has numbers with a decimal comma if at least this share of its values contains a comma.
 _COMMA_SHARE = 0.5
 _DIGITS_ONLY = r"^[0-9]+$"
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
@@ -73,8 +73,8 @@ _CERTAIN_SEPARATORS = ("|", ";")
 # The texts of a column are lists only if there are at least _FEWEST_LISTS texts, and at least the share
 # _LIST_SHARE of them have several words.
 _LIST_SHARE, _FEWEST_LISTS = 0.3, 10
-# Words of lists occur many times and are short. Maximum of the number of distinct words divided by the number
-# of words, and maximum length of a word.
+# Words of lists occur many times and are short. Maximum ratio of the distinct words to all words, and maximum
+# length of a word.
 _MOST_WORDS_SHARE, _LONGEST_WORD = 0.2, 40
 
 

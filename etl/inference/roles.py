@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from etl.inference.column_types import SampledColumn, numbers_of
 
-# For each role, words in names of columns. A column gets the number of points if its name contains the word.
+# For each role, maps words to points. A column gets the points of a word if its name contains the word.
 _USER_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("user", "visitor", "customer"), 10),
     **dict.fromkeys(("client", "member", "reader", "shopper", "subscriber", "reviewer"), 9),
@@ -185,8 +185,9 @@ class LabelGuess:
 
     Attributes:
         column: the column that shows which rows are clicks; None if every row is a click.
-        positive_at_least: smallest number that is a click; None for other labels.
-        weights: maps events that are clicks to the weights of their rows; empty for other labels.
+        positive_at_least: smallest number that means a click; None if the label is not a column of numbers.
+        weights: maps events that are clicks to the weights of their rows; empty if the label is not a column
+            of events.
         left_out: events that are not clicks.
         has_shown: whether the log also has rows of items that were shown but not clicked.
         why: the reason for this choice, as a clause for messages.
@@ -255,7 +256,8 @@ def roles_of(columns: Sequence[SampledColumn], rows: int, *, has_names: bool) ->
 def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
     """Returns the roles of the columns of a log of displays, whose last columns are the item and the click.
 
-    The rows of a display are adjacent, and so are all rows with the same id of a display.
+    Equal ids of displays are in adjacent rows. So the group is a column whose equal values are always
+    adjacent.
     """
     *others, item, click = columns
     times = _times(others)
@@ -272,9 +274,9 @@ def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
 
 
 def with_lists_of_items(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
-    """Returns the columns of a log of displays. Texts that list items, such as earlier clicks, become lists.
+    """Returns the columns of a log of displays, with lists in place of texts that list items.
 
-    The item is the column before the last one.
+    Such texts contain, for example, earlier clicks. The item is the column before the last one.
     """
     items = columns[-2].values.unique()
     result = []

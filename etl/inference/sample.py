@@ -32,7 +32,8 @@ from storage import file_io
 # Number of bytes of text, or of rows of other formats, to read from the first file and from the last file.
 _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
-# Number of lines from which the separator and the header are inferred.
+# The separator and the header are inferred from the first _LINES lines. Whether commas are decimal commas is
+# inferred from the first _FEW_LINES of them.
 _LINES, _FEW_LINES = 500, 50
 # A character is the separator only if it divides at least this share of the lines into the same number of
 # fields.
@@ -119,7 +120,7 @@ class TableSample:
 
     @property
     def has_displays(self) -> bool:
-        """Returns whether a line is a display of several items."""
+        """Returns whether each line is a display of several items."""
         return self.format == "displays"
 
 
@@ -179,7 +180,7 @@ def read_sample(path: RawPath) -> TableSample:
 
 
 def _encoding(texts: Sequence[bytes]) -> Encoding:
-    """Returns Windows-1252 if more lines are not UTF-8 than contain characters beyond ASCII in UTF-8."""
+    """Returns Windows-1252 if most lines with bytes beyond ASCII are not valid UTF-8; otherwise UTF-8."""
     valid = broken = 0
     for line in (line for text in texts if not text.isascii() for line in text.split(b"\n")):
         if line.isascii():
@@ -385,7 +386,7 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
 
 
 def _is_plain_tsv(lines: Sequence[str]) -> bool:
-    """Returns whether tabs divide the lines into fields without names, whatever quotes the fields contain."""
+    """Returns whether the lines are tab-separated and have no header, if quotes are ordinary characters."""
     rows = [line.split("\t") for line in lines]
     width, count = Counter(map(len, rows)).most_common(1)[0]
     if width == 1 or count < _REGULAR_SHARE * len(rows):

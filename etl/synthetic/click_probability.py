@@ -4,10 +4,10 @@ The docstring of etl.synthetic explains each column.
 
 Counter RNG: each random number is a function of a seed, the name of a stream, and an index.
 
-Users, items and tastes are drawn with this generator. So all workers get the same users, items and tastes, in
-whichever order they draw them. A random number is the hash of seed, stream and index, computed with the last
-step (the finaliser) of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-OOPSLA 2014, fig. 17).
+Users, items and tastes (tables of effects, described below) are drawn with this generator. So all workers get
+the same users, items and tastes, in whichever order they draw them. A random number is the hash of seed,
+stream and index, computed with the last step (the finaliser) of SplitMix64 (Steele, Lea, Flood: "Fast
+splittable pseudorandom number generators", OOPSLA 2014, fig. 17).
 
 The click probability of a row depends only on the fields and the day of the row. It is sigmoid(logit), with
 
@@ -201,7 +201,8 @@ LEVEL_SLOPES = {
     "placement": -0.9,
     "referrer": 0.6,
 }
-# Maps an integer column to (slope: logit per factor of e, centre of log(1 + value)).
+# Maps an integer column to (slope, centre). If 1 + value is multiplied by e, the logit grows by the slope.
+# The column adds 0 to the logit if log(1 + value) is equal to the centre.
 LOG_SLOPES = {
     "item_reviews": (0.1, 3.0),
     "item_rating_tenths": (0.6, 3.7),

@@ -67,13 +67,13 @@ _SOURCES_A_PUBLISHER = 3
 _MOST = {"topic": 3, "category": 2, "entity": 3}  # maximum number of ids of a document
 _QUALITY = {"ad": 0.7, "advertiser": 0.4}
 _POPULARITY_SPREAD = 1.0
-_PUBLISHED_DAYS = 400  # age of the oldest document in days before 2026
+_PUBLISHED_DAYS = 400  # age of the oldest document on 2026-01-01, in days
 _SKEW = 1.5
 
 
 @dataclass(frozen=True)
 class Documents:
-    """N documents, stored as columns.
+    """N documents, stored as columns. `most` is the maximum number of ids of one kind that a document has.
 
     Attributes:
         source: (N,) code of the document's source.
@@ -123,7 +123,7 @@ class UserColumns:
 
 
 def draw_documents(config: Generate) -> Documents:
-    """Draws as many documents as a day has ads. A popular document is read more often than others."""
+    """Draws as many documents as a day has ads. The weight of a document is its popularity."""
     number = np.arange(config.items)
     publisher = _codes(config.seed, "document/publisher", number, PUBLISHERS)
     part = _codes(config.seed, "document/source", number, _SOURCES_A_PUBLISHER)

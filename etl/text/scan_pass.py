@@ -1,7 +1,8 @@
 """The scan pass: parses every line of some days once, counts values, and returns rejected lines.
 
 Each task reads one file split. The task writes the value counts of each block as Parquet. It returns the
-rejected lines for the quarantine and the number of lines. The driver computes row_ids from these numbers.
+rejected lines for the quarantine and the number of lines. The driver computes row_ids from the numbers of
+lines of all tasks.
 
 If one file is divided into splits by the position of its rows, the rows of a block may be in several splits.
 The values of such a block are counted again, separately for each split.
@@ -64,7 +65,7 @@ class ScanTask:
             its name that no other file has.
         buckets: number of hash buckets into which the value counts are divided.
         scratch: the name for saved blocks of the split. The name of a block is this name, a dot and the index
-            of the block. If it is None, no block is saved.
+            of the block. If `scratch` is None, no block is saved.
         day: the bounds of the day of the split (etl.raw.row_rules); None if times are not compared with them.
         spill: the settings to store the good rows, which are then prepared; None to count the values of the
             rows instead.
@@ -106,14 +107,15 @@ class SplitSummary:
     Attributes:
         lines: number of lines.
         good: number of lines that are valid rows.
-        dropped: maps each reason to the number of lines that are not valid rows for this reason.
+        dropped: maps each reason to the number of lines that were rejected for this reason.
         not_kept: maps reasons to the number of lines that are counted in `dropped`, but not returned for the
             quarantine, because the split has too many of them (`_KEPT_LINES`).
         blocks: the blocks of the split, in the order of the lines; at least one. Empty if the rows were
             stored, because their values are then counted later.
         stored: path of the file with the stored rows; empty if there are none, or if they are on the local
             disk.
-        misdated: number of good lines whose event_time is outside the day, with their first and last time.
+        misdated: number of good lines whose event_time is outside the day, with the first and the last of
+            these times.
     """
 
     lines: int
@@ -299,7 +301,7 @@ _KEPT_BYTES = 64 << 20
 
 
 class _Sample:
-    """Chooses the first rejected lines of one file split, which the quarantine stores.
+    """Chooses which rejected lines of one file split the quarantine stores: the first ones, up to the limits.
 
     Attributes:
         not_kept: maps reasons to the number of lines that were not chosen.
@@ -465,8 +467,8 @@ def rows_of_splits(good: Sequence[int], config: SplitConfig) -> list[list[SplitR
     Splits without rows are left out.
 
     Args:
-        good: the number of good rows of each block, in the order of the log.
-        config: the shares of train and validation. At least one row must be good.
+        good: the number of good rows of each block, in the order of the log. At least one row must be good.
+        config: the shares of train and validation.
     """
     total = sum(good)
     last_train, last_validation = last_ranks(total, config)

@@ -193,7 +193,7 @@ class TextPasses:
         days: Mapping[str, tuple[RawFiles, DayCounts, dict[str, str]]],
         rules: Rules,
     ) -> dict[str, Manifest]:
-        """Writes the feature partitions of scanned days in one job, and publishes them.
+        """Writes the feature partitions of scanned days in one pass, and publishes them.
 
         Args:
             workflow: the fitted workflow, which computes the features.
@@ -412,7 +412,7 @@ def frame_of_blocks(workers: Workers, blocks: TrainingBlocks, plan: FeaturePlan)
 def _read(
     blocks: TrainingBlocks, names: tuple[str, ...], schema: pa.Schema, index: int
 ) -> Iterator[pa.RecordBatch]:
-    """Runs one task: reads the rows of one part of the blocks."""
+    """Runs one task: reads the training rows of one part (`TrainingBlocks.read`)."""
     for batch in blocks.read(index, frozenset((LABEL, *names))):
         day = pa.repeat(batch.dt, len(batch.row_ids))
         fixed = [pa.array(batch.row_ids, pa.int64()), batch.columns[LABEL], day]

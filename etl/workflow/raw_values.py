@@ -125,7 +125,7 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
                 raise ValueError(f"{name}={value!r} is not of type {kind}") from error
             if (
                 kind == "float" and value is not None and not abs(value) <= FLOAT32_MAX
-            ):  # the parser rejects such numbers in a log
+            ):  # in a log, the parser rejects such numbers
                 raise ValueError(f"{name}={value!r} is outside the range of float32")
     return arrays
 
