@@ -14,16 +14,11 @@ EXTENDED = (
     # Airflow's scheduler, and a training by `dag.test`. The DAGs' tasks, retries and dates: test_dags.py.
     "tests/airflow/test_scheduler.py",
     "tests/airflow/test_dags.py::test_a_training_and_a_day_run_by_dag_test",
-    # Rehearsals of benchmarks. Their parts and summary lines: the other tests of these files.
+    # Rehearsals of benchmarks; `make large-test` has the others. Their parts and summary lines: the other tests of
+    # these files.
     "tests/benchmarks/test_gpu.py::test_every_part_runs_and_measures_nothing",
     "tests/benchmarks/test_gpu.py::test_the_results_are_two_files",
     "tests/benchmarks/test_gpu.py::test_parts_with_a_result_are_not_run_again",
-    "tests/benchmarks/test_scoring.py::test_the_benchmark_ends_in_one_json_line",
-    "tests/benchmarks/test_scoring.py::test_every_contender_gives_the_models_scores",
-    "tests/benchmarks/test_list_models.py::test_the_champions_lists",
-    "tests/benchmarks/test_overlap.py::test_a_small_run_on_real_ranks",
-    "tests/benchmarks/test_loader.py::test_the_interference_of_each_loader_is_measured",
-    "tests/benchmarks/test_loader.py::test_the_benchmark_ends_in_one_json_line",
     "tests/benchmarks/test_peers.py::test_our_job_makes_the_table_that_pandas_makes[jsonl]",
     "tests/benchmarks/test_peers.py::test_our_job_makes_the_table_that_pandas_makes[parquet]",
     # Fuzzing of what is not read from a log. The scanner and JSON lines: the other targets of this test.
