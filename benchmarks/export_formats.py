@@ -43,10 +43,10 @@ from training.checkpoints import load_model
 from training.checkpoints.model import LoadedModel
 from training.data.loader import Loader
 from training.data.sharding import plan_shards, row_groups
-from training.export.smaller_programs import Format
 from training.export.write_export import (
     COMPILED,
     ExportedModel,
+    Format,
     Ranker,
     forms_of,
     load_compiled,

@@ -23,7 +23,8 @@ from conf.names import FolderName, PlainText
 from conf.raw_types import PositiveInt, Seed, Strict
 from conf.types import Config, ModelConfig
 
-# Keys under `train` that a comparison sets itself, with the remedy for each.
+# Keys under `train` that experiments must not set, because a comparison sets them. The values are the
+# remedies in error messages.
 _RESERVED = {
     "train.seed": "list the seeds in repeat_seeds",
     "train.baselines": "add an experiment that sets model: {architecture: …} for each baseline",
@@ -88,9 +89,9 @@ def plan_space(config: Config, experiments: Experiments, path: str) -> dict[str,
     """Returns experiments that check the space of a search before the first trial, by searched key.
 
     The experiments of a key change only this key, to each of its choices or to the ends of its range. For a
-    range of real numbers, a value between the ends is checked too. Otherwise such a range could pass for an
-    integer setting, because an integer setting accepts 1.0 but not 1.5. If whole models are searched, other
-    searched settings of the model are checked with the first of these models.
+    range of real numbers, a value between the ends is checked too. Without this value, a range of real
+    numbers from 1.0 to 2.0 would be accepted for an integer setting, which accepts 1.0 but not 1.5. If whole
+    models are searched, other searched settings of the model are checked with the first of these models.
 
     Args:
         config, path: see `plan_experiments`.
@@ -199,7 +200,10 @@ def changed_config(config: Config, changes: Mapping[str, Any], seed: int, intro:
 
 
 def _named_changes(experiments: Experiments) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the name and the changes of each experiment. Names in a grid contain its keys and values."""
+    """Yields the name and the changes of each experiment.
+
+    In a grid, the name of an experiment consists of its keys and values.
+    """
     for run in experiments.runs or ():
         yield run.name, dict(run.changes)
     grid = experiments.grid or {}
@@ -241,7 +245,7 @@ def _require_comparable(intro: str, key: str, value: Any) -> None:
 
 
 def _require_measurable(intro: str, choose_by: str, config: Config) -> None:
-    """Raises ConfigError if `choose_by` needs probabilities, but the training's loss does not give any."""
+    """Raises ConfigError if `choose_by` needs probabilities, but a model with this loss predicts none."""
     if choose_by != "auc" and config.score_kind == "ranking":
         raise ConfigError(
             f"{intro}choose_by={choose_by} needs probabilities, but scores of a model with "

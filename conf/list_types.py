@@ -139,7 +139,7 @@ def _read(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 @lru_cache(maxsize=32)
 def _tagged(kind: type[SourceSettings], tag: str) -> TypeAdapter[SourceSettings]:
-    """Returns the adapter that reads a source. Errors name the source by its number and this tag."""
+    """Returns pydantic's adapter that reads a source. Errors contain the source's index and this tag."""
 
     def schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.tagged_union_schema({tag: handler(source)}, lambda values: tag)
@@ -307,7 +307,7 @@ class Candidates(Strict):
 
     @property
     def counts_days(self) -> list[str]:
-        """Returns the keys of the configuration that count only some days.
+        """Returns the keys of this section that are set and limit the days whose rows are counted.
 
         These keys need rows with a date.
         """

@@ -248,8 +248,8 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 # Reads configuration files and model files in YAML, and resolves `extends`.
 
-# Errors that PyYAML raises in addition to YAMLError. Their causes are a month 13, an integer `0x_`, a list as
-# a key, and an alias that contains itself.
+# Errors that PyYAML raises in addition to YAMLError. Examples of their causes are a date with the month 13,
+# the integer `0x_`, a list as a key, and an alias that contains itself.
 NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 
 # Limits of a YAML text. The configurations of the project have less than 10,000 characters.
@@ -341,7 +341,7 @@ def yaml_problem(error: BaseException) -> str:
 def _load_yaml(text: str) -> Any:
     """Returns the value of a YAML text.
 
-    Raises an error of NOT_YAML if the text is no YAML or exceeds a limit.
+    Raises one of the errors in NOT_YAML if the text is not YAML or exceeds a limit.
     """
     if len(text) > _MOST_TEXT:
         raise yaml.YAMLError(f"it has {len(text):,} characters; at most {_MOST_TEXT:,} are allowed")

@@ -74,7 +74,7 @@ _DATE_NOTATION = re.compile(r"(?:[^%]|%[Ymd])+")
 
 
 def has_date(path: str) -> bool:
-    """Returns whether a path has the day of its files."""
+    """Returns whether a path contains the day of its files."""
     return bool(_DATE_KEY.search(path))
 
 
@@ -92,7 +92,7 @@ def with_any_date(path: str) -> str:
 
 
 def _check_dates(path: str) -> None:
-    """Checks that the days in a path, if there are any, determine year, month and day."""
+    """Checks that all `{date…}` of a path together contain year, month and day, or that it has none."""
     notations = [key[1] for key in _DATE_KEY.finditer(path)]
     if not notations:
         return
@@ -190,7 +190,7 @@ _HELP = (
 def split_table_path(path: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Returns the parts of a table's name, and the (column, value) pairs that its rows must have.
 
-    A part of the name may be in backticks. Then it may contain dots.
+    A part of the name may contain dots if it is in backticks.
 
     Raises:
         ValueError: the path is not the name of a table, followed by any number of `/column=value`.

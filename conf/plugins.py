@@ -6,8 +6,8 @@ the group `nightrank.<kind>`. The name of the entry point is the name of the plu
 module. docs/extending.md describes the modules of each kind.
 
 This module only lists names. It imports a plug-in when the plug-in is used. So `conf` depends on no other
-folder. Reading the entry points opens a file of each installed package. So a process reads them at most once,
-and only if a configuration has a name that the checkout does not have, or if all names are listed.
+folder. Reading the entry points opens a file of each installed package. So a process reads them at most once.
+It reads them only if a configuration has a name that the checkout does not have, or if all names are listed.
 
 Versions that depend on code contain digests of source files (`source_digests`). `PluginNames` adds the names
 of the checkout's plug-ins to the JSON schema of a key.
@@ -341,7 +341,10 @@ def source_digests(
 
 
 def combined_digest(sources: Iterable[tuple[str, str]]) -> str:
-    """Returns one digest of 16 hex digits for some files. The order of the files does not change it."""
+    """Returns one digest of 16 hex digits for some files.
+
+    The order of the files does not change the digest.
+    """
     return sha256("\n".join(f"{name} {digest}" for name, digest in sorted(sources)).encode()).hexdigest()[:16]
 
 

@@ -56,11 +56,11 @@ def _resident_bytes() -> int:
 # Sets how often Python searches for garbage that reference counting cannot free: objects that refer to each
 # other.
 #
-# By default, Python searches after every 700 new objects. A job's imports create some hundred thousand
-# objects, which exist until the job ends. Each search in the oldest generation visits all of them.
+# By default, Python makes such a search after every 700 new objects. A job's imports create some hundred
+# thousand objects, which exist until the job ends. Each search in the oldest generation visits all of them.
 
-# First, the number of new objects after which Python searches for garbage. Second, the number of searches in
-# a generation after which Python also searches the next older generation.
+# The first value is the number of new objects after which Python searches for garbage. The other values are
+# the numbers of searches in a generation after which Python also searches the next older generation.
 _THRESHOLDS = (20_000, 20, 20)
 _DEFAULT_THRESHOLDS = gc.get_threshold()  # Python's defaults, unless the process has already changed them
 
@@ -84,8 +84,8 @@ def ignore_imported() -> None:
     """Excludes the objects that exist now from later searches.
 
     Only the first call in a process has an effect. Call this after the imports of a process. Garbage among
-    the excluded objects is never freed. So a later call, if it had an effect, would also keep the garbage of
-    the work since the first call.
+    the excluded objects is never freed. If later calls had an effect, they would also keep the garbage of the
+    work since the first call.
     """
     if gc.get_freeze_count() == 0:
         gc.freeze()

@@ -85,7 +85,10 @@ ElementSeparator = Annotated[str, AfterValidator(_element_separator)]
 
 
 def _null_values(values: Any) -> Any:
-    """Puts the empty text first, and removes repeated texts. YAML reads NULL and ~ without quotes as null."""
+    """Puts the empty text first, and removes repeated texts. Raises ValueError if a value is not a text.
+
+    For example, YAML reads NULL and ~ without quotes as null.
+    """
     if not isinstance(values, list | tuple):
         return values
     for value in values:
@@ -151,9 +154,9 @@ class Strict(BaseModel):
 def without_defaults(
     values: Mapping[str, Any], defaults: Mapping[str, Any], info: SerializationInfo
 ) -> dict[str, Any]:
-    """Returns the dumped values of a section without those settings that have their default.
+    """Returns the dumped values of a section without those settings that have their default value.
 
-    A dump of only the values that were set (`exclude_unset`) keeps such settings.
+    A dump of only the values that the user has set (`exclude_unset`) keeps settings with a default value.
     """
     if info.exclude_unset:
         return dict(values)

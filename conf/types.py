@@ -395,7 +395,7 @@ WEIGHT_COLUMN = "weight"
 
 
 def _is_integer(text: str) -> bool:
-    """Returns whether a text is an integer of 64 bits in its shortest form."""
+    """Returns whether a text is an integer of 64 bits, written in its shortest form."""
     try:
         return str(int(text)) == text and -(2**63) <= int(text) < 2**63
     except ValueError:

@@ -81,7 +81,7 @@ def scan_text(
 ) -> ScannedText | None:
     """Scans a block of complete lines. Every line ends with LF, except that the last line may have no LF.
 
-    Returns None if the caller must scan the block on the host. This is so if the block contains double
+    Returns None if the caller must scan the block on the host. This is necessary if the block contains double
     quotes, or if two different values have the same key.
 
     Args:
@@ -303,7 +303,7 @@ def _keys(values: _Values, mix: Mix) -> Tensor:
 
 
 def _are_same(values: _Values, firsts: Tensor) -> Tensor:
-    """Returns whether all values have the same column, size and words as their first values: () bool.
+    """Returns whether each value has the column, size and words of its group's first value: () bool.
 
     Args:
         values: the values.

@@ -67,7 +67,8 @@ class BuildResult:
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
         missing: the number of users and the number of items in the log that have no row in their table of
-            attributes. It has an entry `users` or `items` only if the configuration has this table.
+            attributes. If the configuration has no table of users, the mapping has no entry `users`. The same
+            is true of items.
         warnings: one message for each figure that exceeds its limit (a setting `quality.…_warn`).
         empty_days: train days that were left out because their raw log has no row.
     """
@@ -158,7 +159,7 @@ def applied_features(
     parent_version: str | None,
     other_version: str | None,
 ) -> Callable[[RawFiles], bool] | None:
-    """Returns a function that tells whether all features that the run needs from a day are published.
+    """Returns a function that returns whether all features that the run needs from a day are published.
 
     Returns None if the run fits or extends a workflow, because its features are new. The arguments have the
     same meaning as in `build`.
@@ -244,8 +245,9 @@ def _workflow(
         parent = _load(workers, plan, lake, parent_version)
     if parent and mode == "apply":
         return parent, mode
-    # Training uses the features of a new or extended workflow. It needs rows with and without a click. A run
-    # that only applies the champion's workflow trains no model, so these rows are not checked.
+    # Training needs rows with and without a click, and reads the features of a new or extended workflow. A
+    # run that only applies the champion's workflow trains no model, so it has returned above without this
+    # check.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
     if not any(rows for _, rows, _ in labels):
         raise no_training_row([dt for dt, _, _ in labels], plan.config.split)
@@ -277,7 +279,7 @@ def _load(workers: Workers, plan: FeaturePlan, lake: LakePaths, version: str) ->
 
 
 def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Literal["fit", "extend", "apply"]:
-    """Returns `workflow.mode` of the configuration, or the mode that `auto` or `retrain` selects."""
+    """Returns `workflow.mode` of the configuration; for `auto` and `retrain`, the mode that they select."""
     mode = workflow.mode
     if mode == "fit":
         return mode

@@ -1,7 +1,7 @@
-"""The days of a run: they are found, checked and read, and the passes over them are chosen.
+"""Finds, checks and reads the days of a run, and chooses the passes over these days.
 
-The choice includes whether tasks or frames of Spark prepare the rows. Before the passes, the bad rows of days
-are quarantined, and the newest log is compared with the train days.
+The module also chooses whether tasks or Spark frames prepare the rows. Before features are computed, it
+quarantines the rows of each day that cannot be parsed, and compares the newest log with the train days.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Road:
     Attributes:
         kind: `log`: tasks read the raw log in both passes. `prepared`: tasks scan the raw log, the rows are
             prepared, and the second pass reads them from the table `prepared`.
-        prepared: which additions and changes to rows precede the features (`preparations`).
-        by: whether `tasks` of this machine or `frames` of Spark prepare the rows; None if rows need no
-            preparation.
+        prepared: the steps that add to rows or change rows before features are computed
+            (`FeaturePlan.preparations`).
+        by: whether `tasks` of this machine or `frames` of Spark prepare the rows; None for the kind `log`.
     """
 
     kind: Literal["log", "prepared"]
@@ -130,7 +130,7 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
 def earlier_clicks(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | LastClicks | None:
     """Returns the reader of clicks of earlier days.
 
-    Returns None if there are no histories, or if the log is one table.
+    Returns None if the configuration has no section `history`, or if one day has rows of several splits.
     """
     if isinstance(workers, LocalWorkers):
         return click_tables(workers, plan, lake)
@@ -143,10 +143,10 @@ _KEYS = pa.schema([(USER_KEY, pa.string()), (ITEM_KEY, pa.string()), (LABEL, pa.
 
 
 def read_clicks(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> Rows:
-    """Returns user_key, item_key and label of each good row of a day's log. The section `keys` must be set.
+    """Returns user_key, item_key and label of each valid row of a day's log. The section `keys` must be set.
 
-    Tasks of `workers` parse the log. The rows do not get the histories, attributes and other additions that
-    the configuration may request.
+    Tasks of `workers` parse the log. The returned rows lack the histories, attributes and other additions
+    that the configuration may request.
     """
     layout = layout_of_days(plan, [raw])
     splits = tuple(layout.reader.splits())

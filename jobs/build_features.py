@@ -25,9 +25,10 @@ def run(context: RunContext) -> JobSummary:
 
 
 def main() -> None:
-    """Runs the job. The processes that read the log start while the other modules are imported.
+    """Runs the job.
 
-    Until a Spark session needs pandas, imports of pandas are refused, because they take time.
+    The processes that read the log start while this function imports the other modules of the job. Imports of
+    pandas take time, so they are refused until a Spark session needs pandas.
     """
     start_server_early()
     refuse_pandas()

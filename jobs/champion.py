@@ -1,4 +1,7 @@
-"""Applies an override (rollback, pin or release), if any, and shows which model serves on a date and why."""
+"""Shows which model serves on a date and why.
+
+Before that, it applies a requested override (rollback, pin or release).
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ class _Head:
         rows: number of rows that were read.
         clicks: number of valid rows with label 1.
         reasons: number of rejected rows by reason.
-        misdated: the valid rows whose time is on another day, of a log that is stored by day.
+        misdated: the valid rows whose time is outside the day of their file. They are counted only if the log
+            is stored by day.
         left_out: number of rows that the configuration leaves out, such as rows of other events.
         examples: the first rejected row of each reason.
         events: the events of the valid rows, if the label is an event.
@@ -124,7 +125,7 @@ def _head(plan: FeaturePlan, layout: FileLayout, raw: RawFiles) -> _Head:
         head.rows += len(block.row_lines) + len(block.rejected)
         head.clicks += int(np.count_nonzero(np.asarray(block.columns[LABEL])))
         label = plan.config.log.label
-        if label.positive and label.column is not None and label.column != LABEL:  # LABEL is computed
+        if label.positive and label.column is not None and label.column != LABEL:  # LABEL has no raw values
             head.events |= set(pc.unique(block.columns[label.column].cast("string")).to_pylist())
         bounds = bounds_of_day(plan.config, raw.dt)
         if bounds is not None:
@@ -169,7 +170,7 @@ def _require_day(plan: FeaturePlan, head: _Head) -> None:
 
 
 def _unknown_events(plan: FeaturePlan, heads: Sequence[_Head]) -> list[str]:
-    """Returns the events of `log.label.positive` and `weights` that no row has, sorted."""
+    """Returns, sorted, the events in `log.label.positive` and `weights` that no row has."""
     label = plan.config.log.label
     if label.column == LABEL:
         return []

@@ -76,7 +76,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def check_files(partition: Partition, manifest: Manifest) -> None:
-    """Raises DataError if a file of the manifest is missing or has other rows, bytes or another digest."""
+    """Raises DataError if a file is missing, or if its rows, bytes or digest differ from the manifest."""
     require_intact_partition(partition, manifest)
     for entry in manifest.files:
         path = partition.file(entry.path)

@@ -88,7 +88,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def _features(context: RunContext, lists: Manifest) -> dict[str, Callable[[], LakeTable]]:
-    """Maps the name of each table of features behind the lists to a function that opens the table."""
+    """Returns functions that open the tables of features with which the lists were made, by table name."""
     version = str(lists.facts["workflow_version"])
     tables = (
         ("users", context.lake.users(version), USER_KEY),
@@ -98,10 +98,10 @@ def _features(context: RunContext, lists: Manifest) -> dict[str, Callable[[], La
 
 
 def _titles(context: RunContext) -> LakeTable:
-    """Opens the titles of the run date.
+    """Opens the table of items' titles of the run date.
 
     Raises:
-        DataError: there are none.
+        DataError: the run date has no such table.
     """
     return _open(context, context.lake.item_titles, ITEM_KEY)
 

@@ -175,7 +175,7 @@ def make_fresh(folder: Path) -> None:
     """Empties the demo's folder. Deletes only folders that a demo has written.
 
     Raises:
-        ConfigError: the folder contains files without the marker file of the demo, is a file, or cannot be
+        ConfigError: the folder contains files but not the marker file of the demo, is a file, or cannot be
             written.
     """
     try:
@@ -292,9 +292,10 @@ def _hit_rates(measure: MeasuredRelevance) -> list[TargetFigure]:
 
 
 def _ceiling(truth: Mapping[str, Any] | None, k: int) -> list[TargetFigure]:
-    """Returns hit rates of lists by the true probabilities, and the published lists' share of the best one.
+    """Returns the hit rates of lists by the true probabilities, and a ratio for the published lists.
 
-    The list is empty if the true probabilities are unknown.
+    This ratio is the hit rate of the published lists, divided by that of the best possible lists. The result
+    is empty if the true probabilities are unknown.
     """
     if truth is None:
         return []

@@ -43,7 +43,8 @@ def run(context: RunContext) -> JobSummary:
     before = champion_state.champion
     champion = read_model_info(model_path(lake, name, before), lake.recorder) if before else None
     dataset = read_dataset(lake, run_date)
-    # Without lists, only test rows are read. Memory contains the rows of one workflow at a time.
+    # If the gate compares no lists, only test rows are read. The rows of only one workflow are in memory at a
+    # time.
     splits: Sequence[Split] = SPLITS if context.config.gate.lists_users else ("test",)
     stay_in_process(context, count_rows(lake, dataset, splits))
     barred_because = reason_against_promotion(lake, name, challenger.version, champion_state)

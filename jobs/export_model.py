@@ -17,7 +17,7 @@ from scoring.serving.model_configs import ENSEMBLE, TREATMENT_ENSEMBLE, Backend
 from scoring.serving.repository import Variant, add_to_repository, withdraw_treatment
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
-from training.export.smaller_programs import Format
+from training.export.write_export import Format
 from training.registry.served_experiments import served_experiment
 
 DESCRIPTION = (

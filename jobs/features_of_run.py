@@ -28,7 +28,7 @@ log = logging.getLogger("nightrank.build_features")
 
 def build_of_run(context: RunContext) -> JobSummary:
     """Reads the raw log up to the run date, and publishes the tables that training and scoring read."""
-    if context.config.workflow.mode == "retrain":  # checks for a training on these features
+    if context.config.workflow.mode == "retrain":  # these checks concern a training on the new features
         check_training(context.config)
     plan = plan_of(context.config)
     copy_tables_of_run(context, plan)

@@ -53,7 +53,7 @@ _REMEDY_OF_MODEL = (
 
 
 def check_descriptions(lake: LakePaths, findings: Findings) -> Findings:
-    """Adds damaged models, and damaged JSON files of models and workflows, to the findings about a lake."""
+    """Adds damaged models, and damaged JSON files of models and workflows, to the findings about the lake."""
     known = {damage.path for damage in findings.damages}
     further = [damage for damage in _damages(lake) if damage.path not in known]
     findings.damages = (*findings.damages, *further)

@@ -126,8 +126,8 @@ class Route:
         answer: returns the answer, or raises RefusedError.
         method: GET (then HEAD is allowed too) or POST.
         is_public: whether requests need no token.
-        is_work: whether `answer` runs in a thread, and counts as work. Otherwise `answer` must be fast,
-            because it runs in the event loop of all connections.
+        is_work: whether `answer` runs in a thread. Such requests count for the limit `requests`. Otherwise
+            `answer` must be fast, because it runs in the event loop of all connections.
     """
 
     path: str
@@ -238,12 +238,13 @@ class HttpApplication:
 
     async def _answer(self, route: Route | None, scope: Mapping[str, Any], receive: _Receive) -> HttpAnswer:
         headers = {name.lower(): value for name, value in scope["headers"]}
-        # h11 limits only heads that arrive in several parts.
+        # h11 does not limit the size of a head that arrives in one part.
         if sum(len(name) + len(value) for name, value in scope["headers"]) > _HEADER_BYTES:
             raise RefusedError(431, f"headers may have {_HEADER_BYTES:,} bytes", {"connection": "close"})
         # A connection with an unread body cannot be used for another request.
         close = {"connection": "close"}
-        # A proxy may trust the other header. Then the rest of a body would be a request of another client.
+        # A proxy in front of this server may use the header that this server would ignore. Then a client
+        # could hide a second request in the body of the first request.
         if b"content-length" in headers and b"transfer-encoding" in headers:
             raise RefusedError(400, "send Content-Length or Transfer-Encoding, but not both", close)
         if route is None or not route.is_public:
@@ -371,7 +372,7 @@ class _Connections:
         self._waiting.setdefault(connection)
 
     def works(self, connection: _Connection) -> None:
-        """Records that the connection has sent the head of a request."""
+        """Records that the client has sent the head of a request."""
         self._waiting.pop(connection, None)
 
     def close(self, connection: _Connection, reason: str) -> None:
@@ -435,7 +436,7 @@ class _Connection(H11Protocol):
             self._stop(_SLOW_HEAD)
             self._connections.works(self)
             return
-        # A connection that closes still sends the rest of its answer.
+        # A connection that is closing may still have to send the rest of its answer.
         self._start(_SLOW_READER if self.transport.is_closing() else _SLOW_HEAD)
         self._connections.waits(self)
 

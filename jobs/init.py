@@ -95,7 +95,7 @@ def _comment(text: str, indent: str = "") -> str:
 
 
 def _inactive(of_candidates: tuple[str, dict[str, object]], indent: str) -> str:
-    """Returns a filter of candidates as a comment: below the section, or with the section's name."""
+    """Returns a filter of candidates as a comment. Without `indent`, it includes the section's name."""
     reason, entry = of_candidates
     lines = ["filters:", *_entries([entry])] if indent else ["candidates:", "  filters:", *_entries([entry])]
     return _comment(reason, indent) + "".join(f"# {indent}{line}\n" for line in lines)

@@ -42,7 +42,8 @@ def run(context: RunContext) -> JobSummary:
             "score.blend=none, so lists are ranked by the model alone and there is no blend to learn",
             "set score.blend=auto",
         )
-    # A refit was trained on the validation clicks, so the weights are fitted to the champion's logits.
+    # The weights of the blend are fitted to the logits of the champion. The logits of its refit cannot be
+    # used, because the refit was trained on the validation clicks.
     model, dataset = champion_and_dataset(context)
     require_listable(model.spec)
     if not frames_needed(config):

@@ -67,7 +67,8 @@ def run(context: RunContext) -> JobSummary:
     published = read_manifest(lake.recommendations.partition(run_date))
     if against == "test_split":
         require_no_refit(published)
-    # A later run may have replaced days of this dataset, after a late file or an upgrade.
+    # A later run may have replaced days of this dataset, because a file came late, or because the project was
+    # upgraded.
     dataset, changed = with_present_rows(lake, read_dataset(lake, run_date))
     if changed:
         log.warning(

@@ -1,7 +1,7 @@
 """Reports to a scheduler whether the raw log exists, which steps a run has, and whether lists are published.
 
-The job writes nothing, and needs no Spark session, unless raw tables are in Spark's catalogue. The job copies
-the rows of the run date from such tables.
+The job writes nothing and needs no Spark session, with one exception: if a raw table is in Spark's catalogue,
+the job copies the table's rows of the run date.
 """
 
 from __future__ import annotations

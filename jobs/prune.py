@@ -346,7 +346,7 @@ _DAY_S = 24 * 3600
 
 @dataclass(frozen=True)
 class Item:
-    """An item: files of a date of a table, of a version, or of attempts, which are deleted together.
+    """An item: the files of one date of a table, of one version, or of some attempts, deleted together.
 
     Attributes:
         kind: the name of a row in the table for a terminal, such as `features`.
@@ -354,7 +354,8 @@ class Item:
         files: the files, in the order of their deletion. If prune is killed, the next prune deletes the rest.
         folders: folders below the root of the lake that are deleted if they are then empty.
         partition: the date of a table; None for all other items.
-        kept: files that a prune after `output.grace_hours` deletes, because programs may be reading them.
+        kept: files that are not deleted now, because programs may be reading them. A prune after
+            `output.grace_hours` deletes them.
         withdrawn: folder in which `record_withdrawal` is called before the first deletion; None if there is
             no such folder, or if `partition` is set.
     """
@@ -380,7 +381,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a plan.
+    """The dates and ages that decide what a plan deletes.
 
     Attributes:
         run_date: the run date.
@@ -432,8 +433,8 @@ def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], 
     """Returns the items of the model versions that no run needs, without those of running trainings.
 
     Checkpoints come first. They are deleted with the model only if the model has a model.json. Without this
-    file, a training may continue from them. If model.json is deleted, the files of weights stay for the grace
-    period.
+    file, a training may continue from the checkpoints. If model.json is deleted, the files of weights stay
+    for the grace period.
     """
     folders = [f"models/{name}/{version}" for name, version in unused]
     of_folder = _by_folder(files, [*folders, *(f"{_CHECKPOINTS}/{version}" for _, version in unused)])
@@ -475,8 +476,8 @@ def unused_workflows(
     """Returns the items of workflow versions that no dataset or model uses, with all of their tables.
 
     Versions with a date that is kept, or with a file that a job may be writing, are left out. workflow.json
-    is deleted first, so no job uses an incomplete version, and the manifests follow. Data files stay for the
-    grace period.
+    is deleted first, so that no job uses an incomplete version. The manifests are deleted next. Data files
+    stay for the grace period.
     """
     dated = {table.split("/")[1] for table, dt in dates if dt >= limits.first_date and "/" in table}
     of_version: dict[str, list[LakeFile]] = defaultdict(list)
@@ -502,7 +503,7 @@ def unused_workflows(
 
 
 def _lists_files(file: LakeFile) -> bool:
-    """Returns whether programs find data files of a workflow version through a file.
+    """Returns whether programs find data files of a workflow version through this file.
 
     Such files are workflow.json, the manifests, and hard links to data files.
     """

@@ -53,7 +53,7 @@ log = logging.getLogger("nightrank")
 
 # Java's message if the interpreter of Spark's Python workers is missing.
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
-_PUBLISH_NOTHING = frozenset({"plan_night"})  # several runs of such a job may run for one date
+_PUBLISH_NOTHING = frozenset({"plan_night"})  # several processes may run such a job for one date
 _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 
@@ -241,7 +241,7 @@ def _mark_damage(error: Exception) -> None:
 
 
 def _advice(error: Exception) -> str:
-    """Returns the remedy for an error of Spark or the system around it."""
+    """Returns the remedy for an error of Spark, of a file or of a network."""
     if program := _NO_PROGRAM.search(str(error)):
         return (
             f"a node does not have {program[1]}: install the packed environment there "
@@ -257,8 +257,8 @@ def _advice(error: Exception) -> str:
 # spark-submit merges standard error of the driver's Python into its standard output, and copies both to its
 # own standard output. So programs that read the summary would also get logs, warnings and tracebacks.
 # Therefore, under spark-submit, this module makes the JVM copy everything to standard error and write the
-# summary to standard output itself. The same happens to all output of the process, including that of
-# libraries.
+# summary to standard output itself. All other output of the process, including that of libraries, also goes
+# to standard error.
 
 _STDOUT, _STDERR = 1, 2
 
@@ -339,8 +339,8 @@ _JOBS = Path(__file__).parent
 def end_process(exit_code: int) -> NoReturn:
     """Runs the functions of `atexit`, which delete temporary files, and then ends this process at once.
 
-    As at the end of the interpreter, other threads end first. Otherwise a thread of a process pool and
-    `atexit` could wait for the same process, and one of them would wait forever.
+    As when the interpreter ends, this function first waits for the end of the other threads. Otherwise a
+    thread of a process pool and `atexit` could wait for the same process, and one of them would wait forever.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -364,7 +364,7 @@ def end_job(exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
-# The Spark session of a job. The session is built for the job, or the jobs of an application share it.
+# The Spark session of a job. It is built for one job, or it is shared by the jobs of an application.
 
 
 @dataclass
@@ -376,7 +376,8 @@ class OwnSession:
     def open(self, context: RunContext) -> SparkSession:
         """Builds the session.
 
-        Attaches the error log before building the session, because building can fail, and again afterwards.
+        Building can fail, so this method attaches the error log before it builds the session. It attaches the
+        log again afterwards, because the JVM may have started only then.
         """
         allow_pandas()
         self.error_log.attach()
@@ -446,7 +447,7 @@ class _Borrowed(OwnSession):
         self.shared = shared
 
     def close(self, context: RunContext) -> None:
-        """Ends the use of the session; the next job can use it."""
+        """Ends this job's use of the session, so that the next job can use it."""
         if context.started_spark is not None:
             self.shared.clean()
 

@@ -160,7 +160,7 @@ def _score_kind(
 
 
 def _with_texts(lists: Rows, texts: Mapping[str, str]) -> Rows:
-    """Adds a column with the same text in all rows for each of `texts`."""
+    """Adds one column for each of `texts`, which has the same text in all rows."""
     for name, value in texts.items():
         lists = with_value(lists, name, value)
     return lists

@@ -408,7 +408,10 @@ def _shown_host(host: str) -> str:
 
 @contextmanager
 def _ends_by_signal() -> Iterator[None]:
-    """Ignores the signal that uvicorn sends to its own process again after it has answered all requests."""
+    """Ignores signals during a `with` block.
+
+    After its last answer, uvicorn sends the signal that ended it to its own process again.
+    """
     before = {number: signal.signal(number, _ignore) for number in _SIGNALS}
     try:
         yield

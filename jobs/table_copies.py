@@ -1,6 +1,7 @@
 """Updates the copies of tables of Spark's catalogue at the start of a stage that reads their new rows.
 
-All other stages read the copies. So they read the same rows, and need no Spark session for them.
+All other stages read the copies. So all stages read the same rows, and the other stages need no Spark session
+for these tables.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from storage.run_context import RunContext
 
 
 def copy_tables_of_run(context: RunContext, plan: FeaturePlan, days: Sequence[str] | None = None) -> None:
-    """Copies the changed rows of the configuration's tables of Spark's catalogue, if it has any.
+    """Copies the changed rows of those raw tables that are in Spark's catalogue. There may be none.
 
     Args:
         context: the context of the run. Its Spark session is built if the configuration has a table of

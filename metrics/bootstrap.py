@@ -101,7 +101,9 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def reduce_replicates(
     units: Ints, click: NDArray[np.bool_], score: Floats, loss_units: Ints, resample: Resample
 ) -> dict[str, list[int]]:
-    """Returns the sums of one range of n rows: maps each name in SUMS to one integer per replicate.
+    """Returns the sums of one range of n rows.
+
+    The result maps each name in SUMS to one integer per replicate.
 
     Args:
         units: (n,) hash of the user of each row. Rows with equal hashes are resampled together.
@@ -124,7 +126,10 @@ def reduce_replicates(
 def block_sums(
     units: NDArray[np.int32], clicks: NDArray[np.bool_], scores: Floats, draws: Iterator[NDArray[np.uint8]]
 ) -> Iterator[Ints]:
-    """Yields positives, negatives and doubled wins for each block of replicates: (3, replicates).
+    """Yields the sums of each block of replicates: (3, replicates).
+
+    The first two are the weights of the clicks, and the weights of the other rows. The third is twice the
+    weight of the (click, other row) pairs in which the click has the higher score.
 
     Args:
         units: (n,) index of the unit of each row. The rows are in ascending order of their scores.
@@ -291,9 +296,9 @@ def replicate_sums(
 ) -> NDArray[np.int64]:
     """Returns the sums over n rows, in ascending order of their scores, for one block of replicates.
 
-    The result has the shape (3, REPLICATES): the weights of the clicks, the weights of the other rows, and
-    twice the weight of the (click, other row) pairs in which the click has the higher score. A pair with
-    equal scores counts half.
+    The result has the shape (3, REPLICATES). The first two sums are the weights of the clicks, and the
+    weights of the other rows. The third is twice the weight of the (click, other row) pairs in which the
+    click has the higher score. A pair with equal scores counts half.
 
     Args:
         opened: the library.

@@ -1,4 +1,7 @@
-"""AUC, average precision, log loss and normalised entropy, also from the sums of several processes."""
+"""AUC, average precision, log loss and normalised entropy, also from the sums of several processes.
+
+scoring/evaluation/prediction_quality.py computes the AUC and the log loss of evaluate_model.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +47,10 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
 def average_precision(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Returns the average precision: Σ (R_n - R_{n-1}) · P_n over the distinct scores, in descending order.
 
-    P_n and R_n are the precision and the recall if the rows whose score is at least the n-th distinct score
-    count as predicted clicks. This is the definition of scikit-learn
+    For P_n and R_n, all rows whose score is at least the n-th distinct score count as predicted clicks. P_n
+    is the precision of this prediction, and R_n its recall. This is the definition of scikit-learn
     (sklearn.metrics.average_precision_score), without interpolation. Rows with equal scores are counted
-    together, so their order has no influence. Arguments are those of `auc`.
+    together, so the result does not depend on their order. Arguments are those of `auc`.
 
     Raises:
         DataError: the weights of the positive rows sum to 0, so the recall is undefined; or a score is not

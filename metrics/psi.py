@@ -161,8 +161,8 @@ def bin_numbers(
     below all numbers of the training window, for numbers above all of them, and for nulls. All other bins
     consist of consecutive histogram keys (`bin_keys`). The cells of the training window, in ascending order,
     are divided into tenths. All cells of a key are in the tenth that contains the first of them. So a number
-    that fills several tenths has its own bin. Then there are fewer than ten bins. The bins depend only on the
-    training window.
+    that fills several tenths has its own bin. In this case, there are fewer than ten bins. The bins depend
+    only on the training window.
 
     Args:
         train_bins, day_bins: map each histogram key to its number of cells.

@@ -1,8 +1,8 @@
 """The command `nightrank`: starts the jobs, from any folder, in the environment of the project.
 
-Each command runs a script of `jobs/` (or the doctor), and passes its arguments unchanged. The jobs need
-Spark, so they run in a checkout, or in the project that `nightrank setup` installs. The package itself does
-not need Spark or a checkout.
+Each command runs a script of `jobs/` or the doctor (`setup/doctor`, which checks a machine), and passes its
+arguments unchanged. The jobs need Spark, so they run in a checkout, or in the project that `nightrank setup`
+installs. The package itself does not need Spark or a checkout.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 
 HOME_VARIABLE = "NIGHTRANK_HOME"
 _ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py adds this file to the wheel
-_KEPT = (".venv", ".bootstrap", ".setup.lock")  # a newer release keeps these files
+_KEPT = (".venv", ".bootstrap", ".setup.lock")  # the installation of a newer release keeps these files
 
 
 def default_folder() -> Path:
@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _jobs() -> Mapping[str, Mapping[str, object]]:
     """Returns the description and the options of each job, by the name of its script.
 
-    `make docs` wrote them.
+    The function reads them from jobs.json, which `make docs` writes.
     """
     loaded: dict[str, dict[str, object]] = json.loads(
         Path(__file__).with_name("jobs.json").read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ class Estimator:
         return {name: getattr(self, name) for name in self._names()} | dict(self.settings)
 
     def set_params(self: Self, **parameters: Any) -> Self:
-        """Sets arguments of the constructor, and returns this estimator. `fit` uses them.
+        """Sets arguments of the constructor, and returns this estimator. The next `fit` uses them.
 
         Names that the constructor does not list are settings of the model, which `fit` checks.
         """
@@ -98,9 +98,9 @@ class Recipe:
     """The default settings of the training of an architecture.
 
     Attributes:
-        file: the name of the settings in conf/models; None for the defaults of the architecture.
-        loss: the loss. Losses over vectors use the items of other rows as negatives, so they need no drawn
-            items.
+        file: the name of the settings file in conf/models; None for the defaults of the architecture.
+        loss: the loss. Losses that compare vectors use the items of other rows as negatives, so they need no
+            drawn items.
         drawn: number of items that each epoch draws for each positive row.
         user_id: whether the id of the user is a feature.
         history: whether the items that the user chose before a row are a feature.
@@ -170,8 +170,8 @@ class Training:
         """Returns the section `train`. `drawn` is the number of items that are drawn for a positive row."""
         batch_size = python_value(self.batch_size)
         shards = gcd(_SHARDS, batch_size) if isinstance(batch_size, int) else _SHARDS
-        # Models that compare items use the training settings of the command `init`. Other models use the
-        # defaults of the jobs.
+        # Models that compare items use the training settings that the command `init` writes. Other models use
+        # the defaults of the jobs.
         rates = {} if self.recipe.loss == "bce" else _RATES_OF_COMPARISONS
         chosen_rates = {
             "learning_rate": self.learning_rate,

@@ -38,9 +38,9 @@ def train(
 ) -> Model:
     """Trains a model on one rank in this process, from random weights, and returns it.
 
-    The weights are those that train_model computes from a dataset with the same rows. The model and its files
-    are temporary: `Model.save` keeps them. A pickle of the model contains them. On a terminal and in a
-    notebook, a bar shows the progress and the time left.
+    The weights are those that train_model computes from a dataset with the same rows. The files of the model
+    are temporary. `Model.save` copies them to a folder, and a pickle of the model contains them. On a
+    terminal and in a notebook, a bar shows the progress and the time left.
 
     Args:
         workflow: a fitted workflow, which computes the features. If it has the operator target_encoding, it
@@ -98,16 +98,16 @@ def _trained(model: ModelConfig, train: Train, tables: Mapping[Split, pa.Table],
 
 
 def _features_with_ids_of(history: str, workflow: Workflow) -> list[str]:
-    """Returns the features of kind categorical that have the vocabulary of a feature of kind multi_hot.
+    """Returns the features of kind categorical that have the same vocabulary as the feature `history`.
 
-    The list is empty if no feature has this kind, or if its values are not ids of a vocabulary.
+    The result is empty if `history` is not a feature of kind multi_hot, or has no vocabulary.
     """
     fitted, spec = learned_by(workflow), workflow.spec
     if history not in [feature.name for feature in spec.multi_hot]:
         return []
     found = []
     for feature in spec.categorical:
-        with suppress(ConfigError):  # its values are not ids of a vocabulary
+        with suppress(ConfigError):  # one of the two features has no vocabulary
             if fitted.vocabulary_of(feature.name) == fitted.vocabulary_of(history):
                 found.append(feature.name)
     return found

@@ -36,7 +36,8 @@ def shown_progress() -> Iterator[Report | None]:
     """Shows the progress of a training: a bar of tqdm, with the steps, the loss and the time left.
 
     A bar is shown if standard error is a terminal or this process belongs to a notebook, and if tqdm is
-    installed. Otherwise the context manager returns None. tqdm's variable TQDM_DISABLE=1 hides bars.
+    installed. Otherwise the `with` statement gets None instead of a function. tqdm's variable TQDM_DISABLE=1
+    hides bars.
     """
     in_notebook = "ipykernel" in sys.modules
     if not (sys.stderr.isatty() or in_notebook) or find_spec("tqdm") is None:
@@ -183,12 +184,12 @@ def column_like(rows: Frame | pa.RecordBatch, name: str, result: pa.ChunkedArray
 
 
 def decoded_like(values: Any, decode: Callable[[pa.Array], pa.Array]) -> Any:
-    """Replaces the distinct values of a column, or of the lists of a column.
+    """Replaces the values of a column, or the elements of its lists, by decoded values.
 
     Args:
         values: a series of pandas or Polars, an array or column of Arrow, or a sequence.
-        decode: a function that returns an array with one element for each element of its argument, the
-            distinct values.
+        decode: a function that receives an array of the distinct values, and returns an array with the
+            decoded value of each.
 
     Returns:
         A series of the same library, an array or column of Arrow, or a list. A series of pandas keeps its

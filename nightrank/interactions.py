@@ -1,4 +1,7 @@
-"""Converts frames of interactions, users and items, and ids from callers, to Arrow tables with few types."""
+"""Converts frames of interactions, users and items to Arrow tables that have only a few types.
+
+Also converts ids that callers pass.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from nightrank.spark_frames import AnyFrame, local_table
 # Names of columns in the tables. Columns of the tables of users and items have a prefix.
 USER, ITEM, TIME, LABEL = "user", "item", "time", "label"
 
-# Names of other columns of lists. The columns of ids must not have these names.
+# Names of the columns that lists have besides the ids. Columns of ids must not have these names.
 _OF_LISTS = ("position", "score", "reason")
 # A column with larger numbers is refused, because its unit is probably not seconds. In seconds, this number
 # is a time in the year 5138; in milliseconds, it is in 1973.
@@ -53,11 +56,11 @@ class Interactions:
 def read_interactions(
     frame: AnyFrame | pa.RecordBatch, user: str, item: str, time: str | None, label: str | None
 ) -> Interactions:
-    """Returns the interactions of a frame. The arguments name its columns.
+    """Returns the interactions of a frame. The other arguments are the names of its columns.
 
     Raises:
-        ConfigError: the rows are not a frame, two of the columns have the same name, or a column has the name
-            of another column of lists.
+        ConfigError: the rows are not a frame, two of the columns have the same name, or an id column has a
+            name that lists use for another column.
         DataError: a column is missing; an id or a time is missing, or has an unsupported type; a label is not
             0 or 1; or there are no rows.
     """

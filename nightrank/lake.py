@@ -122,7 +122,7 @@ class Lake:
         """Returns one date of a table.
 
         The tables `features`, `users`, `items`, `candidates` and `candidate_items` exist for each workflow
-        version. `features` has the rows of a day. All other dates are run dates.
+        version. A date of `features` is the day of its rows. The dates of all other tables are run dates.
 
         Args:
             table: one of these tables, or `recommendations`, `scores`, `quarantine`, `evaluations`,

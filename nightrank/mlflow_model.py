@@ -1,4 +1,4 @@
-"""Loads a model of a lake for MLflow, which calls this module (training/registry/mlflow_model.py).
+"""Loads a model of a lake for MLflow, which calls this module (training/registry/mlflow_mirror.py).
 
 import mlflow
 
@@ -41,7 +41,8 @@ def _load_pyfunc(path: str) -> RawRowScorer:
     """Returns the model that the file MLmodel in the folder `path` describes.
 
     If this folder is the model's folder in its lake, the function uses the lake that contains it, even if the
-    lake was moved. Otherwise MLflow has copied the file, and the file contains the path of the lake.
+    lake was moved. Otherwise MLflow has copied the file, and the function uses the lake whose path the file
+    contains.
 
     Raises:
         DataError: the lake does not have the model.

@@ -286,7 +286,7 @@ class Model:
         Raises:
             ConfigError: the models in the repository have a different backend or different inputs, or were
                 not written by this project; a raw column has the name of an input or output of the ensemble;
-                a scope of features does not allow `online`; or a package is not installed.
+                `online` does not support the scope of a feature; or a package is not installed.
             DataError: a file of the repository is damaged.
             InfrastructureError: the repository cannot be written, or the program differs too much from the
                 model.
@@ -378,8 +378,8 @@ class Model:
         diagonal. The legend has the log loss and the expected calibration error. This error is the mean
         vertical distance of the points from the diagonal, weighted by rows (Naeini et al. 2015, section 2).
 
-        If the model was trained with drawn negatives (`description["scores"]` is `probability`), its
-        probabilities refer to clicks among clicks and drawn negatives. Then `rows` must contain drawn
+        If the model was trained with drawn negatives (`description["scores"]` is `probability`), it predicts
+        the share of clicks among clicks and drawn negatives. For such a model, `rows` must contain drawn
         negatives too.
 
         Args:
@@ -439,7 +439,7 @@ class Model:
         repeats: int = 5,
         seed: int = 0,
     ) -> Frame:
-        """Returns the drop of the AUC if the values of a raw column are permuted.
+        """Returns, for each raw column, the drop of the AUC if the values of the column are permuted.
 
         A column that the model does not use has a drop of 0. If two columns contain the same information, the
         drop of each may be small (L. Breiman, Machine Learning 45, 2001, section 10; sklearn.inspection.
@@ -489,7 +489,7 @@ class Model:
         return plots.draw_importance(self._importance(rows, labels, columns, repeats, seed), ax)
 
     def vectors(self, feature: str, most: int | None = None) -> pa.Table:
-        """Returns the embedding vectors of a feature's values, such as of all items.
+        """Returns the embedding vectors of a feature's values, such as the vectors of all items.
 
         The most frequent value is first: ids of a vocabulary are ordered by the counts of the training rows.
         Values that a retraining added come last.

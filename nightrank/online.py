@@ -6,7 +6,7 @@
         store.recommendations(["u1", "u2"])  # lists, as the table `recommendations` of the lake
         store.users(["u1"])  # features, as the table `users`
 
-The functions read only the store.
+The functions read only this store, and no lake.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def open_online(
 class OnlineReader:
     """A store of lists and features, from `open_online`. Several threads may use it at the same time.
 
-    Each look-up takes two round trips: one for the pointer, and one for all keys. All values of a look-up
-    come from the same delivery.
+    Each look-up takes two round trips: one for the pointer, which names the tables of the last delivery, and
+    one for all keys. All values of a look-up come from the same delivery.
 
     Args:
         address: the server.
@@ -152,7 +152,7 @@ class OnlineReader:
         return features_of(values, pa.schema([(column, arrow_type(kind)) for column, kind in columns]))
 
     def _values(self, name: str, keys: Sequence[str | int]) -> tuple[Pointer, Mapping[str, bytes]]:
-        """Returns the pointer, and the values of the keys that exist."""
+        """Returns the pointer to the last delivery, and the values of those keys that exist."""
         names = [str(key) for key in listed("keys", keys)]
         wanted = [key for key in dict.fromkeys(names) if key != MARKER]
         for _ in range(_ATTEMPTS):

@@ -85,9 +85,9 @@ def _draw_measure(
 def _steps_per_epoch(history: Sequence[Mapping[str, Any]]) -> int:
     """Returns the smallest number of steps per epoch that is consistent with the history.
 
-    model.json does not contain this number. Step s is in epoch ⌈s / n⌉ - 1, counted from 0, so n is at least
-    s / (epoch + 1). At the last step of an epoch, this bound equals n. The last entry of the history is at
-    the last step of the training.
+    model.json does not contain this number. With n steps per epoch, step s is in epoch ⌈s / n⌉ - 1, counted
+    from 0. So n is at least s / (epoch + 1). At the last step of an epoch, this bound equals n. The last
+    entry of the history is at the last step of the training.
     """
     return max(-(-int(entry["step"]) // (int(entry["epoch"]) + 1)) for entry in history)
 
@@ -205,7 +205,8 @@ def permutation_importance(
 ) -> pa.Table:
     """Returns the drop of the AUC if the values of a column are permuted; see `Model.importance`.
 
-    All columns get the same permutations, so the result for a column does not depend on the other columns.
+    All columns get the same permutations, so the result for a column does not depend on which other columns
+    are in `columns`.
 
     Args:
         rows: N raw rows.
@@ -281,9 +282,10 @@ class Components(NamedTuple):
 def principal_components(vectors: ArrayLike) -> Components:
     """Returns the coordinates of vectors on their first two principal components.
 
-    The vectors are centred and not scaled. The components are eigenvectors of the covariance, whose size does
-    not depend on the number of vectors (I. Jolliffe, Principal Component Analysis, 2002, chapter 1). The
-    largest number of a component by absolute value is positive, so the same vectors have the same map.
+    The vectors are centred and not scaled. The components are eigenvectors of the covariance matrix, whose
+    size does not depend on the number of vectors (I. Jolliffe, Principal Component Analysis, 2002, chapter
+    1). The largest number of a component by absolute value is positive, so the same vectors have the same
+    map.
 
     Args:
         vectors: (N, E) finite numbers.
@@ -298,7 +300,7 @@ def principal_components(vectors: ArrayLike) -> Components:
             "pass three or more vectors of two or more numbers",
         )
     centred = matrix - matrix.mean(axis=0)
-    values, components = np.linalg.eigh(centred.T @ centred)  # eigenvalues ascend
+    values, components = np.linalg.eigh(centred.T @ centred)  # ascending eigenvalues
     total = float(values.sum())
     if not total > 0:
         raise DataError(

@@ -473,7 +473,7 @@ class _Fitted:
         return pa.table(columns).select(schema.names).cast(schema)
 
     def named(self, lists: pa.Table, user: str, item: str) -> pa.Table:
-        """Returns lists with the names of columns and the types of ids of the interactions."""
+        """Returns lists whose names of columns and types of ids are those of the interactions."""
         columns = {
             user: typed(lists.column("user_id"), self.state.user_type),
             "position": lists.column("position"),

@@ -61,8 +61,8 @@ def make_config(folder: str, tables: Mapping[str, pa.Table], training: Training)
     features, scopes = _features(tables, recipe)
     model = training.model_section(has_dense=any(group["kind"] == "dense" for group in features))
     lengths = (model.get("multi_hot") or {}).get("lengths") or {}
-    # With labels, a click model also uses the rows that users did not choose. Other models draw items as
-    # negatives.
+    # If there are labels, a click model learns from the rows with label 0, too. All other models need drawn
+    # items as negatives.
     draws = not has_labels or recipe.loss != "bce"
     sections = {
         "name": _NAME,
@@ -194,7 +194,7 @@ def train_in(
     context = RunContext(_NAME, config, run_date, in_process=True)
     workers = LocalWorkers(len(os.sched_getaffinity(0)), lambda: context.spark)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"petastorm\.")  # petastorm treats some names as patterns
+        warnings.filterwarnings("ignore", module=r"petastorm\.")  # warnings about names that are patterns
         built = build(workers, plan_of(config), context.lake, run_date, None, context.phase)
         plan = make_plan(config, context.lake, built.dataset)
         with shown_progress() as report:
@@ -223,7 +223,7 @@ def _build_candidates(context: RunContext, dataset: Dataset) -> None:
 
 
 def _write_popular(context: RunContext, dataset: Dataset) -> None:
-    """Writes all items, the most popular first, with their scores: the list of unknown users."""
+    """Writes the list for unknown users: all items with their scores, the most popular first."""
     from scoring.candidates.candidate_tables import candidate_rows
     from scoring.candidates.exclusions import Exclusions
     from scoring.candidates.popular import popular_items, popularity

@@ -24,7 +24,7 @@ _METRICS = ("auc", "log_loss", "normalized_entropy")
 
 
 def private_folder() -> str:
-    """Creates a folder for temporary files that only this user can read. Returns its path.
+    """Creates a folder for temporary files that only the user of this process can read. Returns its path.
 
     Raises:
         InfrastructureError: the folder cannot be created.
@@ -87,7 +87,7 @@ def read_files(info: ModelInfo) -> dict[str, bytes]:
 
 
 def write_files(files: Mapping[str, bytes], lake: LakePaths, name: str, version: str) -> ModelInfo:
-    """Writes files as `read_files` returned them to a lake on a local disk. Returns the model in it.
+    """Writes files as `read_files` returned them to a lake on a local disk. Returns the model in this lake.
 
     Raises:
         InfrastructureError: a file cannot be written.

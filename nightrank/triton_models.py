@@ -90,10 +90,13 @@ class _PythonModel(ABC):
 
 
 class EncodeRows(_PythonModel):
-    """Computes features: raw columns (n, 1) -> `dense` (n, D) float32 and `categorical` (n, W) int64.
+    """Computes the inputs of the ranker from raw columns, each of the shape (n, 1).
+
+    The inputs are `dense` (n, D) float32 and `categorical` (n, W) int64: D dense features, and W columns of
+    ids.
 
     Columns of numbers are float64, and NaN is null. Other columns are texts in UTF-8, and an empty text is
-    null. The text of a list is a list in JSON.
+    null. A list is passed as a text in JSON.
     """
 
     def compute(self, inputs: Arrays) -> Arrays:
@@ -106,9 +109,9 @@ class EncodeRows(_PythonModel):
 
 
 class LookUpFeatures(_PythonModel):
-    """Looks up features: `user_key` and `item_key` (n, 1), and raw columns of the context.
+    """Looks up the features of users and items by `user_key` and `item_key`, each of the shape (n, 1).
 
-    The outputs are those of `EncodeRows`.
+    Features of the context are computed from raw columns. The outputs are those of `EncodeRows`.
 
     Features of users and items come from the last delivery of the sink `redis`. These environment variables
     of the server name the store: NIGHTRANK_ONLINE_URL, and NIGHTRANK_ONLINE_PREFIX, …_USER, …_PASSWORD and
@@ -234,7 +237,7 @@ def _raw_rows(inputs: Arrays, workflow: Workflow) -> pa.Table:
 
 
 def _places(name: str, keys: Sequence[str], present: Sequence[str]) -> list[int]:
-    """Returns the row of each key. Raises DataError if a key is not `present`."""
+    """Returns the position of each key in `present`. Raises DataError if a key is not in it."""
     places = {key: place for place, key in enumerate(present)}
     missing = [(row, key) for row, key in enumerate(keys) if key not in places]
     if missing:

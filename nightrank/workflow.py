@@ -116,8 +116,8 @@ class Workflow:
     def training_columns(self) -> list[str]:
         """Returns the columns that `fit` and `encode_training` read.
 
-        It contains the label only if an operator reads it. For a loaded workflow, the result is
-        `raw_columns`.
+        The result contains the label only if an operator reads the label. For a loaded workflow, the result
+        is `raw_columns`.
         """
         inputs, others = self._read_columns()
         return [*inputs, *others] or list(self.raw_columns)
@@ -144,9 +144,10 @@ class Workflow:
     def fit_transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
         """Learns from training rows, and returns the features for training a model.
 
-        The result differs from `fit(rows).transform(rows)` only after the operator target_encoding. With this
-        operator, a row gets the mean of the rows outside its fold, so its own label is not in its features.
-        The fold of a row depends on its position. build_features does the same for training rows.
+        The result differs from `fit(rows).transform(rows)` only if the workflow has the operator
+        target_encoding. The mean that this operator computes for a row leaves out the rows of the row's fold.
+        So the features of a row do not depend on its own label. The fold of a row depends on its position.
+        build_features does the same for training rows.
 
         Args:
             rows: as for `fit`.
@@ -311,7 +312,10 @@ class Workflow:
         return f"Workflow({self.version!r}, {counted(len(self.spec.features), 'feature')})"
 
     def _read_columns(self) -> tuple[list[str], list[str]]:
-        """Returns the raw columns of features and other columns of operators; empty for a loaded workflow."""
+        """Returns two lists: the raw columns that features need, and other columns that `fit` reads.
+
+        Operators read the other columns only during the fit. Both lists are empty for a loaded workflow.
+        """
         return columns_of(self._groups, self._label) if self._groups is not None else ([], [])
 
     def _learn(self, rows: AnyFrame | pa.RecordBatch) -> tuple[LocalWorkflow, pa.Table]:
@@ -355,7 +359,7 @@ def _values_of(fitted: LocalWorkflow, feature: str, cardinality: int, ids: pa.Ar
 
 
 def fitted_workflow(fitted: LocalWorkflow) -> Workflow:
-    """Returns a workflow that was read from a lake or a folder."""
+    """Returns a `Workflow` that cannot be fitted again, with the values in `fitted`."""
     workflow = Workflow.__new__(Workflow)
     workflow._groups, workflow._types, workflow._label = None, {}, LABEL
     workflow._fitted, workflow._fitted_on = fitted, None
@@ -455,7 +459,8 @@ def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) 
     Args:
         workflow: the workflow that was fitted on the rows.
         rows: the rows, with the raw columns of the workflow.
-        others: further columns that operators may have measured. The digest contains only columns of numbers.
+        others: further columns that operators may have measured. Of these columns, only those with numbers
+            are part of the digest.
 
     Raises:
         DataError: a raw column is missing, or has a value that does not fit its type.
@@ -467,9 +472,9 @@ def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) 
 
 
 def refuse_label(workflow: LocalWorkflow, label: str, other_names: Sequence[str]) -> None:
-    """Raises ConfigError if a feature contains the label of its row, or a statistic that includes it.
+    """Raises ConfigError if a feature contains the label of its row, or a statistic that includes this label.
 
-    The operator target_encoding may read the label, because it leaves out the row's fold.
+    The operator target_encoding may read the label, because it leaves out the rows of the same fold.
 
     Args:
         workflow: the workflow that computes the features.

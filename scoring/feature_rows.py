@@ -45,8 +45,8 @@ def read_split(
 def count_rows(lake: LakePaths, dataset: Dataset, splits: Sequence[Split] = SPLITS) -> int:
     """Returns the number of feature rows of some splits of a dataset, as the manifests record it.
 
-    Partitions that no longer exist count as empty. The rows of other partitions may have been replaced. The
-    lineage of the run does not contain these manifests.
+    Partitions that no longer exist count as empty. The rows of other partitions may have been replaced since
+    the dataset was published. The lineage of the run does not contain these manifests.
     """
     table = LakePaths(lake.root).features(dataset.workflow_version)
     members = [member for split in splits for member in dataset.splits.get(split, ())]

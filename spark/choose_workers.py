@@ -16,7 +16,8 @@ from storage.run_context import RunContext
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Groups of 4 GiB of text are small enough, so Spark can divide a day among GPUs.
+# The number of tasks of a group, which read about 4 GiB of text. With groups of this size, Spark can divide a
+# day among several GPUs.
 _TASKS_OF_GROUP = 64
 
 
@@ -37,9 +38,9 @@ class SparkWorkers(Workers):
         return self._spark.sparkContext.defaultParallelism
 
     def gpu_groups(self, tasks: int) -> list[range]:
-        """Returns groups if the Spark profile gives each task a GPU."""
+        """Returns groups of tasks if the Spark profile gives each task at least one GPU."""
         amount = self._spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
-        if float(amount or 0) < 1:  # tasks have only a part of a GPU: several tasks would share one
+        if float(amount or 0) < 1:  # several tasks would share one GPU
             return []
         starts = range(0, tasks, _TASKS_OF_GROUP)
         return [range(first, min(first + _TASKS_OF_GROUP, tasks)) for first in starts]
@@ -94,8 +95,9 @@ def choose_workers(
 def stay_in_process(context: RunContext, rows: int) -> None:
     """Decides whether a stage works in this process without a JVM, and sets `context.in_process`.
 
-    The job must have no session yet, `workflow.engine` must be `auto`, and cores_without_jvm() must return a
-    number. The rows must fit into half of the free memory of this machine or container.
+    The stage works in this process if the job has no session yet, `workflow.engine` is `auto`, and
+    cores_without_jvm() returns a number. In addition, the rows must fit into half of the free memory of this
+    machine or container.
 
     Args:
         context: the context of the stage.
@@ -117,8 +119,8 @@ def workers_of(context: RunContext) -> Workers:
 def cores_without_jvm(settings: Mapping[str, str] | None = None) -> int | None:
     """Returns the number of cores that Spark would use on this machine, if no JVM is needed.
 
-    The result is None in three cases: spark-submit or a notebook has started a JVM for this process, or Spark
-    would run tasks on other machines, or Spark would have a plugin, such as the RAPIDS Accelerator.
+    The result is None in three cases: spark-submit or a notebook has started a JVM for this process; Spark
+        would run tasks on other machines; or Spark would have a plugin, such as the RAPIDS Accelerator.
 
     Args:
         settings: the result of `launch_settings`; None to compute it for this process.

@@ -6,8 +6,8 @@ also prints all lines of the accelerator about operations that stay on the CPU. 
 log4j2, the output on standard error follows the user's configuration.
 
 If the temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake.
-The traceback of the error that ended the job is added to it. If the lake cannot be written, the file remains
-in the folder of temporary files.
+The traceback of the error that ended the job is added to this file. If the lake cannot be written, the file
+remains in the folder of temporary files.
 """
 
 from __future__ import annotations

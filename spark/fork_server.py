@@ -27,7 +27,7 @@ def start_server() -> None:
 def start_server_early() -> None:
     """Starts the server.
 
-    Does nothing if spark-submit started this process, because it uses Spark's workers.
+    Does nothing if spark-submit started this process, because such a process uses Spark's workers.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         start_server()

@@ -21,7 +21,6 @@ for _module in (
     "etl.text.encode_pass",
     "etl.text.scan_pass",
     "etl.statistics.count_statistics",
-    "etl.statistics.count_statistics",
 ):
     import_module(_module)
 import_plugins()

@@ -21,7 +21,8 @@ _PROFILES = _ROOT / "conf/spark"
 _WORKER_PYTHON, _DRIVER_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.python"
 _SECRET = "spark.authenticate.secret"
 _CLASS_PATH = "spark.driver.extraClassPath"
-# spark-submit reads the address of YARN from files in the first of these folders that is set.
+# Names of environment variables. spark-submit reads the address of YARN from files in the folder that the
+# first of these variables sets.
 _HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 # Settings with lists of files that spark-submit copies from this machine.

@@ -117,9 +117,10 @@ def quoted(name: str) -> str:
 
 
 def _query_frames(session: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
-    """Runs a query in Spark for `query`. The frames are temporary views while Spark plans the query.
+    """Runs a query in Spark; `query` calls this function.
 
-    `session.sql(text, **frames)` and `spark.catalog.dropTempView` would remove the frames from the cache.
+    The frames are temporary views while Spark plans the query. `session.sql(text, **frames)` and
+    `spark.catalog.dropTempView` would remove the frames from the cache.
     """
     catalog = session._jsparkSession.sessionState().catalog()
     views = {name: f"rows_{uuid.uuid4().hex}" for name in frames}
@@ -155,7 +156,7 @@ def map_rows_in_threads(
     threads: int,
     batch_rows: int,
 ) -> Rows:
-    """Does the same as `map_rows`, but calls the function in several threads unless the rows are a frame.
+    """Does the same as `map_rows`, but calls the function in several threads if the rows are not a frame.
 
     Args:
         rows, function, schema: as for `map_rows`. Rows of files are read while threads work on earlier rows.
@@ -175,7 +176,10 @@ def map_rows_in_threads(
 def _map_in_threads(
     batches: Batches, function: Callable[[Batches], Batches], threads: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the batches that the function returns, in the order of the rows. Only a few are in memory."""
+    """Yields the batches that the function returns, in the order of the rows.
+
+    Only a few batches are in memory at the same time.
+    """
     if threads == 1:
         yield from function(batches)
         return
@@ -275,7 +279,7 @@ def select(rows: ReadableRows, names: Sequence[str]) -> ReadableRows: ...
 
 
 def select(rows: ReadableRows, names: Sequence[str]) -> ReadableRows:
-    """Returns some columns."""
+    """Returns the rows with only the columns `names`."""
     if isinstance(rows, pa.Table | StoredRows):
         return rows.select(list(names))
     return rows.select(*names)
@@ -325,9 +329,10 @@ def unpersist(rows: Rows) -> None:
 
 
 def spread(rows: Rows, key: str, tasks: int = 0) -> Rows:
-    """Distributes the rows of a frame by a column, over `tasks` tasks or, if there are more cores, all cores.
+    """Distributes the rows of a frame by a column.
 
-    A table is sorted by the column, because the order of the rows of a query depends on its threads.
+    There are at least as many tasks as cores, and at least `tasks` tasks. A table is sorted by the column
+    instead, because DuckDB's threads return rows in no fixed order.
     """
     if isinstance(rows, pa.Table):
         return rows.take(pc.sort_indices(rows, sort_keys=[(key, "ascending")]))

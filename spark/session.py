@@ -3,9 +3,9 @@
 Some settings of the RAPIDS Accelerator depend on its release and on Spark's release. A release of the
 accelerator contains one *shim* for each patch release of Spark that it supports: `spark355` for Spark 3.5.5.
 Spark needs the class of the shim as `spark.shuffle.manager`, before any code of the accelerator runs. If a
-jar has no shim for the running Spark, the accelerator refuses to start, unless
-`spark.rapids.shims-provider-override` names a shim. Profiles contain neither of these two settings:
-`accelerator_settings` derives both from the jar for every session.
+jar has no shim for the running Spark, the accelerator starts only if `spark.rapids.shims-provider-override`
+names another shim. Profiles contain neither of these two settings: `accelerator_settings` derives both from
+the jar for every session.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _keep_classes(session: SparkSession) -> None:
     """Caches the Java classes that PySpark looks up at every call of a function or a method.
 
     Without this cache, the JVM would search all jars, and all packages that PySpark has imported, for a class
-    with a short name. It would do so in each of thousands of calls.
+    with a short name. It would repeat this search in each of thousands of calls.
     """
     java_import(session._jvm, "org.apache.spark.sql.functions")
     for name in _KEPT_CLASSES:
@@ -100,7 +100,7 @@ def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
     """Returns a function that reads a Spark setting from `settings`, or else from the process's profile."""
-    # If this process starts the JVM, it must read the settings before it does so.
+    # A process that starts the JVM must read the settings before it starts the JVM.
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
     if SparkContext._jvm is None:
@@ -326,7 +326,7 @@ def _entry(class_name: str) -> str:
 
 
 def _native(spark_version: str) -> Shim:
-    """Returns the shim for exactly this version of Spark, even if the jar does not have it."""
+    """Returns the shim for exactly this version of Spark, even if the jar contains no such shim."""
     major, minor, patch = _numbers(spark_version)
     return Shim(f"spark{major}{minor}{patch}")
 

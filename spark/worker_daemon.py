@@ -13,9 +13,9 @@ If a task fails, Spark closes the connections to the workers of the stage's othe
 then prints a stack trace for each of these workers. These traces hide the error of the task that failed. This
 daemon prints nothing.
 
-Executors must have our packages on their path before a job starts. They are on this path on one machine and
-in packed environments, but not if `--py-files` ships them. So a profile for jobs with `--py-files` must not
-use this module.
+Executors must have our packages on their path before a job starts. This is the case on one machine and in
+packed environments, but not if `--py-files` ships our packages. So a profile for jobs with `--py-files` must
+not use this module.
 """
 
 from __future__ import annotations

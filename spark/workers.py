@@ -46,10 +46,11 @@ _PACKED_TOGETHER = 16
 
 
 class TaskArguments(Generic[Argument]):
-    """The arguments of the tasks of a job, by index. A task unpickles only its own argument and a few others.
+    """The arguments of the tasks of a job, by index.
 
-    Every task unpickles the function that it runs. If the function referred to a tuple of all arguments, the
-    time of a job would grow with the square of the number of its tasks.
+    A task unpickles only a few arguments: its own, and those of some other tasks, which are packed together
+    with it. Every task unpickles the function that it runs. If the function referred to a tuple of all
+    arguments, the time of a job would grow with the square of the number of its tasks.
     """
 
     def __init__(self, arguments: Iterable[Argument]) -> None:
@@ -122,7 +123,7 @@ def gpus_of_machine() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return devices
-    # CUDA ignores the first index that is not valid, and all that follow it.
+    # CUDA ignores the first index that is not valid, and all indices after it.
     return min(devices, len([*takewhile(lambda name: name.strip() not in ("", "-1"), visible.split(","))]))
 
 
@@ -147,8 +148,8 @@ def slot_of_task() -> tuple[int | None, int] | None:
 # The environment variable with the folders for a worker's temporary files, as in Spark's workers.
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 
-# The file with the function of this worker's tasks. The process that started the workers deletes this file
-# when the tasks end or are cancelled.
+# The path of the file with the function that this worker's tasks run. The process that started the workers
+# deletes this file when the tasks end or are cancelled.
 _TASKS: ContextVar[str | None] = ContextVar("tasks", default=None)
 
 # A worker that occupies more memory than this returns to the system the memory that the last function has

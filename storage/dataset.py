@@ -153,12 +153,12 @@ def read_dataset(lake: LakePaths, run_date: str) -> Dataset:
 
 
 def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = False) -> None:
-    """Refuses training rows that all have the same label: from them, a model learns only a constant.
+    """Refuses training rows that all have the same label, because a model would learn only a constant.
 
     Args:
         days: (day, number of rows, number of clicks) for each day of the training rows.
-        only_clicks: whether the training uses clicks only (`train.only_positive_rows`). Then all rows may be
-            clicks.
+        only_clicks: whether the training uses clicks only (`train.only_positive_rows`). If so, all rows may
+            be clicks.
 
     Raises:
         DataError: there are rows, but no row is a click; or all rows are clicks and `only_clicks` is False.

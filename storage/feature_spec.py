@@ -53,7 +53,8 @@ class Feature:
     """One input of a model: a column of a feature table.
 
     Attributes:
-        scope: whether the feature depends only on the user, only on the item, on neither, or on the pair.
+        scope: whether the feature depends only on the user, only on the item, only on the context, or on the
+            pair of user and item.
         cardinality: the number of embedding rows, including those of the reserved ids; None for dense
             features.
     """
@@ -166,7 +167,7 @@ class FeatureSpec:
         return spec
 
     def require_same(self, other: FeatureSpec, mine: str, theirs: str) -> None:
-        """Raises DataError unless both specs are equal. The message contains the first difference."""
+        """Raises DataError if the two specs differ. The message contains the first difference."""
         if self == other:
             return
         if self.workflow_version != other.workflow_version:

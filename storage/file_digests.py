@@ -107,13 +107,13 @@ def named(path: str, digest: str | None) -> str:
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Returns (path, digest) of a name that `named` returned."""
+    """Splits a name that `named` returned into (path, digest)."""
     path, digest, _ = split_described(name)
     return path, digest
 
 
 def split_described(name: str) -> tuple[str, str | None, str | None]:
-    """Returns (path, digest, description of the footer) of the name of a file that a task has written."""
+    """Splits the name of a file that a task has written into (path, digest, description of the footer)."""
     match = _NAMED.fullmatch(name)
     return (match[1], match[2], match[3]) if match else (name, None, None)
 
@@ -124,7 +124,8 @@ def digest_of_file(path: str) -> str:
     state = xxhash.xxh3_128()
     if file_io.is_local(path):
         with open(inner, "rb", buffering=0) as source:
-            # A lake may have very many small files, and clearing a large buffer for each would take longest.
+            # A lake may have very many small files. Clearing a large buffer for each of them would take most
+            # of the time.
             size = os.fstat(source.fileno()).st_size
             buffer = memoryview(bytearray(min(_CHUNK_BYTES, size + 1)))
             while count := source.readinto(buffer):
@@ -138,8 +139,8 @@ def digest_of_file(path: str) -> str:
 
 # Reading
 
-# Maps the path of each file that this process has compared with its manifest to (bytes, time of the last
-# change in ns). The time of a file of an object store is not known, and is 0.
+# The files that this process has compared with their manifests: maps the path of a file to (bytes, time of
+# the last change in ns). For a file of an object store, the time is not known, and is 0.
 _compared: dict[str, tuple[int, int]] = {}
 
 # Maps a folder of data files to the entries of its files, by path.
@@ -169,8 +170,8 @@ def open_file(path: str) -> Iterator[pa.NativeFile]:
 def require_intact(path: str) -> None:
     """Compares the bytes of a published data file with its manifest, unless this process has done so.
 
-    A file is not compared if the manifest has no digest of it (releases before format version 3 wrote none),
-    or if no manifest names it (because the file is new or was replaced).
+    A file is not compared if the manifest has no digest of the file, or if no manifest names the file.
+    Releases before format version 3 wrote no digests. No manifest names a file that is new or was replaced.
 
     Raises:
         DataError: the file is damaged.
@@ -190,7 +191,7 @@ def require_intact(path: str) -> None:
 
 
 def require_intact_copy(path: str, copy: str) -> None:
-    """Compares a local copy of a published data file with the manifest of the file.
+    """Compares a local copy of a published data file with the entry of the file in its manifest.
 
     Raises:
         DataError: the copy has other bytes than the file had when it was written.
@@ -276,7 +277,10 @@ def partition_of(path: str) -> Partition | None:
 
 
 def _below_data(path: str) -> tuple[str, str]:
-    """Returns (root of the lake, path below `_data`). Outside `_data`, the second part is empty."""
+    """Returns (root of the lake, path below `_data`).
+
+    If the file is not in `_data`, the second part is empty.
+    """
     root, separator, below = path.rpartition(f"/{DATA}/")
     return (root, below) if separator else (path.rpartition("/")[0], "")
 
@@ -354,8 +358,8 @@ class _Hash(Protocol):
 def table_digest(table: pa.Table) -> str:
     """Returns a digest of 16 hex digits of the names, types and values of all columns.
 
-    Columns may contain numbers, texts, or lists of numbers or texts. The digest also depends on the order of
-    the columns and on the types of equal values.
+    Columns may contain numbers, texts, or lists of numbers or texts. If columns have another order, or equal
+    values have another type, the digest differs.
     """
     digest = sha256()
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -366,7 +370,7 @@ def table_digest(table: pa.Table) -> str:
 
 
 def _add(digest: _Hash, values: pa.Array) -> None:
-    """Hashes type, length, nulls and values of an array, but no bytes that its buffer has at nulls."""
+    """Hashes type, length, nulls and values of an array. Bytes that its buffer has for nulls do not count."""
     digest.update(f"{values.type} {len(values)}\0".encode())
     digest.update(values.is_null().to_numpy(zero_copy_only=False).tobytes())
     if pa.types.is_list(values.type):

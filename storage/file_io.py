@@ -98,9 +98,10 @@ def is_local(path: str) -> bool:
 
 
 def for_spark(path: str) -> str:
-    """Returns a path that Spark's JVM opens on the file system of this module: a local path gets `file://`.
+    """Returns a path that Spark's JVM opens on the same file system as this module.
 
-    The JVM looks for a path without a scheme on Hadoop's default file system. On YARN, this is usually HDFS.
+    A local path gets `file://`. The JVM looks for a path without a scheme on Hadoop's default file system. On
+    YARN, this is usually HDFS.
     """
     return f"file://{filesystem(path)[1]}" if is_local(path) else path
 
@@ -135,7 +136,7 @@ def sizes(paths: Sequence[str]) -> list[int | None]:
 
 
 def leaves(path: str, depth: int = 0) -> bool:
-    """Returns whether a relative path leads out of the folder `depth` levels above the path's start.
+    """Returns whether a relative path leads out of the folder that is `depth` levels above its start.
 
     Files of a lake name other files by relative paths. Without this check, a damaged or forged file could
     name any file of the machine.
@@ -184,7 +185,7 @@ def read_text(path: str) -> str:
         DataError: the path is that of a folder or a pipe, or the bytes of the file are not UTF-8.
     """
     files, inner = filesystem(path)
-    # To open a pipe would wait until another process writes to it.
+    # Opening a pipe would block until another process writes to the pipe.
     if is_local(path) and not stat.S_ISREG(os.stat(inner).st_mode):
         raise DataError(f"{path} is damaged: it is not a regular file", REPAIR_JSON)
     with files.open_input_stream(inner) as stream:
@@ -233,7 +234,7 @@ def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
         TypeError, ValueError: a value is not a JSON value.
     """
     plain = {key: value for key, value in values.items() if key != CHECKSUM}
-    # Python's json writes keys that are numbers as texts, which have another order when they are sorted.
+    # json writes keys that are numbers as texts. Sorted texts have another order than sorted numbers.
     return {**plain, CHECKSUM: _checksum_of(json.loads(json.dumps(plain, allow_nan=False)))}
 
 
@@ -281,7 +282,7 @@ def delete_if_present(path: str) -> bool:
 
 
 def delete_empty_folder(path: str) -> None:
-    """Deletes a folder that contains nothing. If it contains something, or does not exist, nothing happens.
+    """Deletes an empty folder. Does nothing if the folder contains something, or does not exist.
 
     On an object store, only a folder that an object represents can be empty. On S3, such objects stay,
     because pyarrow's client would also delete files that other processes have written meanwhile.
@@ -324,7 +325,7 @@ def replace_json(path: str, value: Any) -> None:
 
 
 def create_json(path: str, value: Any) -> bool:
-    """Writes a small JSON file unless it exists. Returns whether the file contains `value` afterwards.
+    """Writes a small JSON file if it does not exist. Returns whether the file then contains `value`.
 
     Readers see the complete file or no file. On a local file system, HDFS, Google Cloud Storage and Azure,
     exactly one of several concurrent callers gets True.
@@ -354,7 +355,8 @@ def create_json(path: str, value: Any) -> bool:
             with suppress(FileExistsError):
                 store.create_file(inner, text.encode("utf-8"))
                 return True
-            # The client repeats a request if the answer was lost, and the first request may have created it.
+            # If the answer to a request is lost, the client repeats the request. So our own first request may
+            # have created the file.
             return read_text(path) == text
         if exists(path):
             return False
@@ -412,7 +414,7 @@ def _write_scratch(path: Path, text: str) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        scratch.unlink(missing_ok=True)  # if the disk is full, no incomplete file must remain
+        scratch.unlink(missing_ok=True)  # do not leave an incomplete file, for example if the disk is full
         raise
     return scratch
 

@@ -106,7 +106,7 @@ class Format:
 
     @contextmanager
     def parsing(self, path: str, remedy: str = REPAIR) -> Iterator[None]:
-        """Replaces errors of a block that converts a file's values to objects by a DataError.
+        """Turns errors of a `with` block, which converts a file's values to objects, into a DataError.
 
         Raises:
             DataError: a key is missing, or a value has the wrong type.

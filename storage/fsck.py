@@ -44,7 +44,7 @@ class Damage:
 
 @dataclass
 class Findings:
-    """What `check_lake` found.
+    """The result of `check_lake`.
 
     Attributes:
         partitions, files, bytes: number of partitions, and of data files and bytes that were compared.
@@ -101,7 +101,7 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
 def _with_date_of_fit(damage: Damage, fitted_on: Mapping[str, str]) -> Damage:
     """Returns the damage.
 
-    For a table of a workflow version, its remedy names the run that fitted the version.
+    If the damage is in a table of a workflow version, the remedy names the run that fitted this version.
 
     Args:
         damage: the damage.
@@ -194,7 +194,7 @@ def repair(lake: LakePaths, findings: Findings) -> Iterator[str]:
     """Makes the jobs write damaged partitions again. Yields a text for each change.
 
     No data file is deleted or changed. A manifest that cannot be parsed is copied to a file beside it, and
-    withdrawn; the data files that it named are then deleted by a later run, after `output.grace_hours`.
+    withdrawn. A run after `output.grace_hours` deletes the data files that the manifest named.
 
     Raises:
         InfrastructureError, OSError: the lake cannot be written.

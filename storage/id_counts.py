@@ -56,7 +56,10 @@ class IdCounts:
 def _added(
     sums: NDArray[np.int64] | None, ids: NDArray[np.int32], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Returns the counts by id, with those of another file added, which may have other ids."""
+    """Returns the counts by id, after adding the counts of another file.
+
+    The two files may have different ids.
+    """
     before = np.zeros(0, np.int64) if sums is None else sums
     longer = np.zeros(max(len(before), int(ids.max(initial=-1)) + 1), np.int64)
     longer[: len(before)] = before

@@ -4,8 +4,8 @@ A process that requests a lease creates a ticket, which is a file with a unique 
 tickets of the lease. It holds the lease if there is no other ticket. If two processes request the lease at
 the same time, the process that lists later finds both tickets. The reason is that all stores list a file as
 soon as it exists. So at most one process holds the lease. This needs no conditional write, which pyarrow's
-client for S3 does not have. If there are several tickets, each process whose ticket does
-not have the first name deletes it and tries again.
+client for S3 does not have. If several processes request a free lease, the process whose ticket has the first
+name waits. Each of the other processes deletes its ticket and tries again.
 
 The holder renews its ticket. A ticket that was not renewed for a while counts as absent. Ages are differences
 of times that the store has written, so clocks of machines do not matter. If the holder has ended, processes
@@ -79,7 +79,7 @@ class _Ticket:
 
     Attributes:
         name: the name of its file.
-        owner: who created it.
+        owner: the process that created it.
         age_s: seconds since it was renewed.
     """
 
@@ -244,7 +244,10 @@ class _Lease:
                 log.warning("%s cannot be renewed: %s", self._path, error)
 
     def _touch(self) -> bool:
-        """Sets the time of the ticket. Returns False, without creating it, if it does not exist any more."""
+        """Sets the time of the ticket.
+
+        If the ticket no longer exists, does not create it, and returns False.
+        """
         try:
             if file_io.is_local(self._path):
                 os.utime(file_io.filesystem(self._path)[1])
@@ -261,7 +264,7 @@ def _read(path: str) -> Owner | None:
     """Returns the owner in a ticket; None if the ticket does not exist any more.
 
     A process that requests a lease deletes its ticket and creates it again under the same name, and replaces
-    its content when it gets the lease. So errors of a read may have ended when the ticket is read again. A
+    its content when it gets the lease. So if a read fails, the next read of the same ticket may succeed. A
     damaged ticket is valid until it expires, because the process that wrote it may still run.
     """
     for last in (False, False, True):
@@ -297,7 +300,7 @@ def _machine() -> str:
 
 
 def _start_of(pid: int) -> int:
-    """Returns when a process started, in clock ticks since the start of the machine; 0 if it does not exist.
+    """Returns the start of a process, in clock ticks since the boot of its machine; 0 without such a process.
 
     The start is the 22nd value of the process's stat file (see proc(5)). The second value is a name, which
     may contain spaces.

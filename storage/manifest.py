@@ -5,10 +5,10 @@ Readers take the list of files from the manifest, never from a listing of a fold
 Publishing has one atomic step. The data files are written under new names, which no manifest contains yet.
 Then `_MANIFEST.json` is replaced: from that moment on, readers use the new files.
 
-Other tools do not read manifests. If other tools may read the table, the partition's folder has hard links
-(storage.other_tools), or the table has a Delta log (storage.other_tools). Links and log are updated after the
-manifest. A job may be killed after it has replaced the manifest, but before it has updated the links or the
-log. Then the next job that finds the partition up to date updates them.
+Other tools do not read manifests. If other tools may read the table, the partition's folder has hard links,
+or the table has a Delta log (storage.other_tools). Links and log are updated after the manifest. A job may be
+killed after it has replaced the manifest, but before it has updated the links or the log. In this case, the
+next job that finds the partition up to date updates the links or the log.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Manifest:
         lineage: the OpenLineage event of the publication (storage.lineage), with the job, the run and the
             datasets that it read; empty if no job published the partition. Not part of the digest.
         damaged: the paths of the files that a job or `nightrank fsck --repair` found to differ from the
-            manifest. If there are such files, the partition is not up to date, so the next run of the job
-            that writes it writes it again. Not part of the digest.
+            manifest. If there are such files, the partition is not up to date, so the job that writes it will
+            write it again. Not part of the digest.
     """
 
     table: str
@@ -339,7 +339,10 @@ def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
 
 
 def combined_digest(digests: Iterable[str], recorder: LineageRecorder = NOT_RECORDED) -> str:
-    """Combines digests into one; their order has no influence. `recorder` records the combined digests."""
+    """Combines digests into one, which does not depend on their order.
+
+    `recorder` records the combined digests.
+    """
     parts = sorted(digests)
     digest = digest_of(parts)
     recorder.record_combined(digest, parts)

@@ -218,9 +218,10 @@ def log_can_hold(schema: Sequence[tuple[str, str]]) -> bool:
 
 
 def refused_names(names: Sequence[str]) -> list[str]:
-    """Returns the names, in lower case, that no columns beside the partition column `dt` can have.
+    """Returns those of some columns' names that a Delta table does not allow, in lower case.
 
-    Delta tables allow no names that differ only in case, and none of some characters.
+    A column must not have the name of the partition column, `dt`. Two names must not differ only in case, and
+    some characters are forbidden.
     """
     lower = [name.casefold() for name in names]
     return [name for name in lower if name == DATE or lower.count(name) > 1 or _UNNAMEABLE.intersection(name)]
@@ -384,8 +385,8 @@ def _schema(fields: Sequence[dict[str, Any]]) -> Schema:
 def store_options(table: str) -> dict[str, str]:
     """Returns the settings of delta-rs for the store of a table: its endpoint, and on Azure its credentials.
 
-    delta-rs finds the credentials of S3 and of Google by the rules of these stores, and Hadoop's
-    configuration by its variables.
+    delta-rs itself finds the credentials of S3 and of Google by the rules of these stores. It finds Hadoop's
+    configuration by Hadoop's environment variables.
     """
     scheme, authority = scheme_of(table), table.partition("://")[2].partition("/")[0]
     if scheme == "gs":

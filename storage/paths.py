@@ -213,11 +213,17 @@ class LakePaths:
         return self._table("evaluations")
 
     def gate_items(self, workflow_version: str) -> Table:
-        """Returns the table of the items that evaluate_model ranks, with features from before the test."""
+        """Returns the table of the items that evaluate_model ranks.
+
+        Features are from before the test split.
+        """
         return self._table("gate_items", workflow_version)
 
     def blend_items(self, workflow_version: str) -> Table:
-        """Returns the table of the items that learn_blend ranks, with features from before the validation."""
+        """Returns the table of the items that learn_blend ranks.
+
+        Features are from before the validation split.
+        """
         return self._table("blend_items", workflow_version)
 
     def experiment_items(self, workflow_version: str) -> Table:
@@ -268,7 +274,7 @@ class LakePaths:
         return self._table("candidate_items", workflow_version)
 
     def item_vectors(self, workflow_version: str, source: str) -> Table:
-        """Returns the table of the vector or the neighbours of each item that a candidate source computed."""
+        """Returns the table in which a candidate source stores the vector or the neighbours of each item."""
         return self._table("item_vectors", workflow_version, source)
 
     def workflow(self, version: str) -> str:

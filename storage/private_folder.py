@@ -154,7 +154,7 @@ class ScratchFolder:
         atexit.register(self.delete)
 
     def new_name(self) -> str:
-        """Returns a new path in the folder. No path of another file begins with it."""
+        """Returns a new path in the folder. The paths of all other files begin differently."""
         return str(self.path / uuid.uuid4().hex[:12])
 
     def delete(self) -> None:
@@ -166,7 +166,7 @@ class ScratchFolder:
 
 
 def _delete_abandoned(private: Path) -> None:
-    """Deletes the folders of processes that have ended without deleting them."""
+    """Deletes the folders that killed processes have left."""
     for folder in private.glob(f"{_PREFIX}*"):
         if folder.suffix == _LOCK:
             continue

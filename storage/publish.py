@@ -58,7 +58,7 @@ __all__ = [
 # This is larger than any file that jobs write. With a smaller value, the Parquet writer would divide a file
 # into several row groups, by its own estimate of their bytes.
 _ONE_ROW_GROUP_BYTES = 2**30
-# Number of tasks for each core of the cluster, which divide many files among them.
+# If tasks read many files, the number of tasks for each core of the cluster.
 _TASKS_OF_CORE = 4
 
 
@@ -342,7 +342,7 @@ def _with_digests(spark: SparkSession, paths: Sequence[str]) -> list[str]:
 
 
 def map_files(spark: SparkSession | None, function: Callable[[str], str], paths: Sequence[str]) -> list[str]:
-    """Calls a function for each path, which reads the file.
+    """Calls a function that reads a file, for each path. Returns the results in the order of the paths.
 
     If Spark uses other machines, its tasks call the function. Otherwise threads of this process call it,
     because starting tasks would take longer.
@@ -432,7 +432,7 @@ def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
     """Returns the error for nulls in a column that must have none.
 
     Args:
-        path: the file with the column, or the file from which its rows were computed.
+        path: the file with the column, or the file from which the rows with the column were computed.
         column: name of the column.
         nulls, rows: number of nulls, and number of rows.
     """
@@ -510,7 +510,7 @@ def with_footer(name: str) -> str:
 
 
 def _unpacked(footer: str) -> Description:
-    """Returns the description that `with_footer` has packed."""
+    """Returns the description of a footer, from the text that `with_footer` added to a name."""
     columns, rows, size, groups, bounds = json.loads(zlib.decompress(base64.urlsafe_b64decode(footer)))
     statistics = {column: tuple(values) for column, values in bounds.items()}
     return tuple((name, kind) for name, kind in columns), rows, size, tuple(groups), statistics
@@ -527,7 +527,7 @@ def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any
             continue
         try:
             low, high = statistics.min, statistics.max
-        except pa.ArrowNotImplementedError:  # pyarrow cannot read them; no rule limits decimals
+        except pa.ArrowNotImplementedError:  # pyarrow cannot read those of decimals, which no rule limits
             continue
         lowest = low if lowest is None else min(lowest, low)
         highest = high if highest is None else max(highest, high)

@@ -70,9 +70,10 @@ def remove(partition: Partition, grace_hours: float) -> None:
 
 
 def record_withdrawal(folder: str) -> None:
-    """Writes a file into a folder of data files. Its time of writing is when the manifest was deleted.
+    """Writes a file into a folder of data files.
 
-    Without this file, nothing would say since when no manifest lists the data files.
+    The time of this file is the time at which the manifest was deleted. So later removals can compute for how
+    long no manifest has listed the data files.
 
     Raises:
         InfrastructureError: the file cannot be written.
@@ -102,7 +103,8 @@ def delete_leftovers(
     """Deletes the data files of a partition that no manifest lists, if they are older than `grace_hours`.
 
     A program may still read files that an earlier manifest listed. So a file stays until `grace_hours` have
-    passed since a manifest last listed it. If the manifest was deleted, the file WITHDRAWN_NAME has the time.
+    passed since a manifest last listed it. If the manifest was deleted, the time of the file WITHDRAWN_NAME
+    says when.
 
     Args:
         partition: the partition.
@@ -145,7 +147,7 @@ def delete_empty_folders(folder: str) -> None:
     """Deletes a folder and its subfolders if none of them contains a file. The folder may be missing.
 
     The lock of hard links does not count as a file. A file that another job writes meanwhile is not deleted,
-    except on S3, where pyarrow's client has no request for this.
+    except on S3. There, pyarrow's client can delete a folder only together with all its files.
     """
     files, inner = file_io.filesystem(folder)
     entries = file_io.list_files(folder, recursive=True)

@@ -29,8 +29,9 @@ from tests.standalone import Cluster, standalone_cluster
 limit_spinning()  # test files import torch before our packages
 register_checked_device()
 
-# An example may take longer than 200 ms if other processes use the cores. Each test has a time limit anyway.
-settings.register_profile("nightrank", deadline=None)
+# An example may take longer than 200 ms if other processes use the cores. Each test has a time limit anyway. Each
+# run draws other examples, so 60 of them per run suffice.
+settings.register_profile("nightrank", deadline=None, max_examples=60)
 settings.load_profile("nightrank")
 
 ROOT = Path(__file__).parent.parent

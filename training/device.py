@@ -76,8 +76,8 @@ def product_dtype(precision: Precision) -> torch.dtype:
 def vector_dtype(device: torch.device) -> torch.dtype:
     """Returns the dtype of looked-up vectors that enter only matrix products.
 
-    It is bf16 in mixed precision in bf16, and float32 otherwise. With fp16, gradients must be float32 when
-    they are divided by the scale of the loss, because small gradients are zero in fp16.
+    The dtype is bfloat16 in mixed precision with bfloat16, and float32 otherwise. With fp16, gradients must
+    be float32 when they are divided by the scale of the loss, because small gradients are zero in fp16.
     """
     if torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.bfloat16:
         return torch.bfloat16

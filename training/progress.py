@@ -105,7 +105,7 @@ class Listener:
 
 
 def _read_token(connection: socket.socket, length: int) -> bytes:
-    """Returns the first line of a sender, which must arrive within seconds and have this length.
+    """Returns the first line of a sender, which must have `length` bytes and arrive within seconds.
 
     Raises:
         TimeoutError: the complete line did not arrive in time.

@@ -64,7 +64,7 @@ from training.data.batch import Batch
 from training.embeddings.placement import Placement, PlannedTable, Tiers, choose_tiers, replicate_all
 from training.loop.train_step import Trainer
 from training.models import build_model, planned_tables
-from training.optimizers.row_optimizers import RowWiseAdagrad
+from training.optimizers.updates import RowWiseAdagrad
 
 SHARES = (0.5, 0.2, 0.05)
 # Batches whose ids are counted; their seeds follow those of the measured batches.

@@ -40,7 +40,7 @@ from benchmarks.gpu.setting import Setting, read_setting
 from benchmarks.report import summary_line, table
 from training.embeddings.placement import Placement
 from training.embeddings.table import StackedEmbedding
-from training.optimizers.row_optimizers import RowWiseAdagrad
+from training.optimizers.updates import RowWiseAdagrad
 
 RATE = 0.01
 BATCHES = 4

@@ -1,8 +1,7 @@
 """Carries out a planned erasure: rewrites files, publishes partitions, deletes the old files, and records it.
 
-The record of an erasure, `erasures/<run date>-<digest>.json`, for auditors and for a later attempt.
-
-The record contains the salted digests of users, never their ids. The job writes the record with the status
+Auditors and later attempts read the record of an erasure, `erasures/<run date>-<digest>.json`. The
+record contains the salted digests of the users, never their ids. The job writes the record with the status
 `started` before it changes the lake. So if the job is killed, the next attempt finds the plan and the changed
 digests in the record.
 """
@@ -51,11 +50,11 @@ _USERS = "users.json"
 
 @dataclass(frozen=True)
 class TableChange:
-    """The rows that an erasure removes from one partition.
+    """The rows that an erasure removes or changes in one partition.
 
     Attributes:
         table, partition: name of the table, and date or name of the partition.
-        change: how the users' rows change, for example by removal.
+        change: what happens to the users' rows, for example `rows removed`.
         rows: the number of these rows.
     """
 
@@ -71,8 +70,8 @@ class Record:
 
     Attributes:
         run_date: the run date of the job.
-        through: the last day whose raw log is still read without the users' rows: the run date, or the last
-            day with rows of the users in the lake.
+        through: jobs read the raw logs up to this day without the users' rows. It is the run date, or the
+            last day with rows of the users in the lake if that day is later.
         users: the salted digests of the users.
         status: whether the erasure is complete.
         started_at, completed_at: times in UTC.
@@ -80,7 +79,8 @@ class Record:
         digests: maps old digests of partitions to new digests; empty when the erasure is complete.
         files_deleted: number of deleted data files, which no manifest listed.
         sinks: for each sink: name, kind, number of removed rows, and a remark.
-        remains: the data that still contains the users, by kind: raw files, models, texts.
+        remains: the data that may still contain ids of the users, or weights learned from their rows, by
+            kind: raw files, models, texts.
         notes: sentences for the reader.
     """
 
@@ -112,7 +112,7 @@ def planned(record: Record, plan: ErasurePlan) -> Record:
     """Returns the record with the changes of a plan added.
 
     The changes that an earlier, killed attempt listed stay in the record. If the record is complete, the
-    changes of the new plan follow its changes.
+    changes of the new plan are appended to the changes in the record.
     """
     listed = {(change.table, change.partition) for change in record.tables}
     new = [change for change in _changes(plan) if _is_new(record, change, listed)]
@@ -175,7 +175,8 @@ def _parsed(values: Mapping[str, Any]) -> Record:
     return Record(**{**values, "tables": tables, **sequences})
 
 
-# Finds data that still contains erased users: raw files, and text files such as logs and reports.
+# Finds data that the erasure does not change, but that may contain ids or weights of the users: raw files,
+# models, and text files such as logs and reports.
 
 # Ids with fewer characters are not searched, because they would match unrelated numbers.
 SHORTEST_ID = 6

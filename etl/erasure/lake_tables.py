@@ -36,7 +36,7 @@ class PublishedPartition:
     """A published partition.
 
     Attributes:
-        partition: place of the partition in the lake, with the recorder of the lake.
+        partition: the table, the name and the path of the partition.
         manifest: lists the files of the partition.
     """
 
@@ -45,7 +45,7 @@ class PublishedPartition:
 
     @property
     def path(self) -> str:
-        """Returns the folder of the partition, which identifies it."""
+        """Returns the folder of the partition, which identifies the partition."""
         return self.partition.path
 
     @property
@@ -75,7 +75,7 @@ def _is_log(one: PublishedPartition, config: Config) -> bool:
     """Returns whether a partition is a day of the raw log, which may be anywhere in the lake."""
     try:
         date.fromisoformat(one.partition.dt)
-    except ValueError:  # a partition of another table, whose value is no day
+    except ValueError:  # the name of the partition is not a day
         return False
     return one.path == raw_path(config, config.log, one.partition.dt).rpartition("/")[0]
 
@@ -159,7 +159,7 @@ class UsersToErase:
         Args:
             ids: the ids of the users, as texts.
             salt: the salt of the lake.
-            digest: returns the salted digest of an id.
+            digest: function that returns the salted digest of an id.
             config: the configuration, with the names of the raw log's columns.
         """
         digests = ErasedUsers(salt, frozenset(map(digest, ids)))
@@ -178,11 +178,12 @@ class TableRule:
     """Finds the rows of users in a table.
 
     Attributes:
-        columns: the columns that `matches` reads. The plan of the erasure keeps their values in the rows of
-            users.
-        matches: takes n rows with these columns, and returns which rows belong to users: (n,) bool.
-        keeps_rows: whether the rows stay in the table, as in vocabularies. A tombstone then replaces the
-            user's id in their column `value`.
+        columns: the columns that `matches` reads. The plan of the erasure stores the values of these columns
+            in the users' rows.
+        matches: function that takes n rows with these columns, and returns which rows belong to users: (n,)
+            bool.
+        keeps_rows: whether the users' rows stay in the table, as in vocabularies. In the column `value` of
+            these rows, a text that is no valid id (`tombstones`) then replaces the user's id.
     """
 
     columns: tuple[str, ...]
@@ -212,7 +213,8 @@ def rule_of(
         published: a partition of the table.
         users: the users to erase.
         workflows: maps each workflow version to its tables with ids of users.
-        row_ids: maps each day to the row_ids of the users' rows in the feature partitions, for `scores`.
+        row_ids: maps each day to the row_ids of the users' rows in the feature partitions. They are needed
+            for the table `scores`.
     """
     types = dict(published.manifest.schema)
     if published.kind == WORKFLOW:
@@ -253,7 +255,7 @@ def _has_key(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
 def _has_stored_id(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
     """Returns, for each row, whether its column `name` is the id of one of the users: (n,) bool.
 
-    The column may have every type that readers accept for ids.
+    The column may have any type that readers accept for ids.
     """
     values = rows[name]
     if pa.types.is_floating(values.type):
@@ -316,8 +318,8 @@ def user_tables(chains: list[dict[str, Any]], column: str) -> UserTables:
 
     Args:
         chains: the fitted chains of a workflow version, as JSON.
-        column: the raw column with the user's id. Tables of a column that `rename` made from it are found
-            too, but not tables of columns that other operators computed from it.
+        column: the raw column with the user's id. The result includes tables of a column that `rename` made
+            from this column, but no tables of columns that other operators computed from it.
     """
     vocabularies: set[str] = set()
     keyed: dict[str, set[int]] = defaultdict(set)
@@ -357,7 +359,7 @@ def tombstones(ids: pa.ChunkedArray) -> pa.Array:
 def refresh_workflow(lake: LakePaths, version: str, tables: UserTables) -> None:
     """Updates the numbers of rows in workflow.json after rows of a version's tables have been removed.
 
-    These are the sizes of the tables, and the numbers of rare values in the vocabularies of user ids.
+    The numbers are the sizes of the tables, and the numbers of rare values in the vocabularies of user ids.
     """
     stored = read_version(lake, version)
     changed = {**stored, "tables": dict(stored["tables"]), "vocabularies": dict(stored["vocabularies"])}

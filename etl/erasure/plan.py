@@ -45,8 +45,8 @@ _RECOMMENDATIONS, _USERS = "recommendations", "users"
 _WITH_VALUES = (PROFILES, "quality")
 
 # The partitions of the tables _FIRST are published first, those of _LAST last, and all others in between. To
-# plan the rewriting of a table, an attempt reads tables that are published after it. So if the job is killed,
-# the next attempt still finds the users' rows in them.
+# plan the rewriting of a table, an attempt reads other tables, which are published after this table. So if
+# the job is killed, the next attempt still finds the users' rows in the other tables.
 _FIRST, _LAST = (SCORES, _RECOMMENDATIONS, "candidates", _USERS), (FEATURES,)
 
 
@@ -57,8 +57,8 @@ class UserRows:
     Attributes:
         published: the published partition that contains the rows.
         rule: the rule that finds the rows.
-        files: maps the path of each file with such rows to their number. Paths have the form that the
-            manifest uses.
+        files: maps the path of each file with rows of the users to the number of these rows. Paths have the
+            form that the manifest uses.
         rows: the users' rows, with the columns that the rule reads.
     """
 
@@ -223,7 +223,7 @@ def _removed_by_day(rows: Mapping[str, UserRows], logged: Mapping[str, int]) -> 
 
 
 def _removed_clicks(rows: Mapping[str, UserRows]) -> dict[tuple[str, str, str | None], int]:
-    """Maps (workflow version, day, label of the files) to the number of clicks of the users."""
+    """Maps (workflow version, day, split of the files) to the number of clicks of the users."""
     clicks: dict[tuple[str, str, str | None], int] = defaultdict(int)
     for matched in rows.values():
         published = matched.published
@@ -255,8 +255,8 @@ def _draft(
         logged: maps the path of each partition with rows of the users to the number of these rows that come
             from the log.
         removed: the result of `_removed_by_day`.
-        done: the digests of partitions that an earlier attempt has finished. The facts in their manifests are
-            already right.
+        done: the digests of partitions that an earlier attempt has already published without the users' rows.
+            The facts in the manifests of these partitions do not change again.
     """
     manifest = published.manifest
     if published.kind in _WITH_VALUES:
@@ -310,7 +310,7 @@ def _with_lists(
     partitions: Sequence[PublishedPartition],
     done: frozenset[str],
 ) -> Manifest:
-    """Returns the manifest of the lists of a date, with the numbers of the remaining users."""
+    """Returns the manifest of the lists of a date, whose numbers of users exclude the erased users."""
     if published.kind != _RECOMMENDATIONS or published.manifest.digest in done:
         return manifest
     version = manifest.facts.get("workflow_version", "")
@@ -362,7 +362,7 @@ def _hidden(value: Any, ids: frozenset[str]) -> Any:
 
 
 def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]) -> Manifest:
-    """Returns the manifest of lists, with the numbers of the remaining users.
+    """Returns the manifest of lists, whose numbers of users exclude the erased users.
 
     Args:
         manifest: the manifest of a date of `recommendations`.
@@ -388,11 +388,11 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
 #
 # The digest of a partition depends on its number of rows and on its inputs. An input is the digest of another
 # partition, of several combined partitions, or of a dataset. After an erasure, all inputs must be the new
-# digests. If an input is still an old digest, the next run computes its partition again, without the users,
-# or training refuses the feature partitions.
+# digests. A partition with an old digest among its inputs is computed again by the next run. Training refuses
+# a feature partition with an old digest.
 
 DATASETS, LAST_CLICKS = "datasets", "last_clicks"
-_MAX_PASSES = 50  # Chains of inputs are shorter than this.
+_MAX_PASSES = 50  # longer than any chain of partitions, each of which is an input of the next
 Clicks = Mapping[tuple[str, str, str | None], int]
 
 
@@ -430,7 +430,7 @@ def settle(
         drafts: maps the path of each partition to its manifest without the users. This manifest has the old
             inputs.
         changes: the function adds the changed digests to it.
-        clicks: maps (workflow version, day, label of the files) to the number of removed rows with label 1.
+        clicks: maps (workflow version, day, split of the files) to the number of removed rows with label 1.
         config: the configuration. It sets how many earlier days a history covers.
     """
     settled = dict(drafts)
@@ -489,9 +489,9 @@ def _dataset_digest(manifest: Manifest, splits: Mapping[str, Sequence[Member]]) 
 
 
 def _add_windows(partitions: Sequence[PublishedPartition], changes: DigestChanges, config: Config) -> None:
-    """Adds, for each day, the combined digest of the earlier days' last clicks.
+    """Adds, for each day, the changed digest of all last clicks before this day to `changes`.
 
-    Histories are computed from these.
+    Histories are computed from these clicks.
     """
     if config.history is None:
         return

@@ -1,1 +1,1 @@
-"""Fits workflows on training days, or adds the values of new days to the vocabularies of a workflow."""
+"""Fits workflows on training days, or adds values of new days to the vocabularies of an existing workflow."""

@@ -35,7 +35,7 @@ from spark.workers import Workers
 from storage import file_io
 from storage.publish import new_attempt
 
-# The types of the values that can be counted. For a list, this is the type of its elements.
+# Maps the types of lists to the types of their elements, because a list is counted by its elements.
 _ELEMENTS: Mapping[Type, Type] = {"ints": "int", "strings": "string"}
 
 # Statistics that are computed from the value counts of a step's first input.
@@ -45,9 +45,9 @@ _COUNTED = ("moments", "quantiles", "mergeable", "counts")
 class BlockStatistics:
     """A source of statistics (StatisticsSource) that reads the training rows in blocks.
 
-    One pass over the rows measures all steps of a round. Tasks write two kinds of files: statistics by key,
-    and counts of the values that earlier steps compute. CountStatistics computes all other statistics from
-    these counts.
+    A round makes one pass over the rows for all its steps, and a second pass for operators that read rows
+    twice. In the first pass, tasks write two kinds of files: statistics by key, and value counts of the
+    steps' inputs. CountStatistics computes vocabularies, moments and quantiles from these counts.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class BlockStatistics:
     ) -> None:
         """Creates a source of statistics that reads `training.blocks`, which must not be None.
 
-        It publishes the tables of the steps in `tables`.
+        `tables` publishes the tables that the steps need.
         """
         if training.blocks is None:
             raise ValueError("internal error, please report: the training rows are not given as blocks")
@@ -89,7 +89,7 @@ class BlockStatistics:
             _delete(measured.files)
 
     def _count(self, requests: Sequence[ChainRequest], counts: Counts) -> dict[str, Statistics]:
-        """Returns the statistics that can be computed from value counts alone. Publishes the vocabularies."""
+        """Computes the statistics that need only value counts. Publishes the vocabularies."""
         counted = [
             ChainRequest(request.index, request.before, request.types, request.cardinalities, steps)
             for request in requests
@@ -175,8 +175,8 @@ class BlockStatistics:
 def _reads_rows(step: Step) -> bool:
     """Returns whether a step needs a pass over the rows.
 
-    A step with a vocabulary needs no pass if the configuration lists the values, or if the vocabulary counts
-    only the values of other columns.
+    A Categorify step needs no pass if the configuration lists the values of its vocabulary (`values`), or if
+    only other columns of the vocabulary are counted (`counts: false`).
     """
     operator = step.operator
     return not isinstance(operator, Categorify) or (operator.counts and operator.values is None)
@@ -189,14 +189,14 @@ def _block_step(request: ChainRequest, step: Step) -> BlockStep:
 
 
 def _counted_column(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the column of value counts whose name is the key of the step's request."""
+    """Returns the column with the value counts of a step's first input. The step's key is its name."""
     name, kind = request.key(step), request.types[step.inputs[0]]
     chain = FittedChain((name,), (_ELEMENTS.get(kind, kind),), (), ())
     return DerivedColumn(name, chain, name)
 
 
 def _facts(step: BlockStep, steps: Mapping[str, BlockStep], measured: Measured) -> dict[str, Any]:
-    """Returns the facts that the operator computes from the statistics over all training rows."""
+    """Returns `Operator.facts` of the step's operator, from the statistics over all training rows."""
     if not step.operator.of_all_rows:
         return {}
     owner = next(other for other in steps.values() if other.operator == step.operator)
@@ -221,14 +221,14 @@ def _delete(paths: Sequence[str]) -> None:
 
 
 def derived_from_raw(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the first input of a step. This input is computed from the value counts of one raw column."""
+    """Returns a step's first input, as a column that is derived from the value counts of one raw column."""
     return DerivedColumn(request.before.inputs[0], request.before, step.inputs[0])
 
 
 class CountStatistics:
     """A source of statistics (StatisticsSource) that reads value counts.
 
-    It accepts only steps for which `etl.fit.rounds.is_countable` is true.
+    With the default `column_of`, all steps must be countable (`etl.fit.rounds.is_countable`).
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class CountStatistics:
         counts: Counts,
         column_of: Callable[[ChainRequest, Step], DerivedColumn] = derived_from_raw,
     ) -> None:
-        """Creates a source of statistics that publishes vocabularies in `tables`.
+        """Creates a source of statistics that reads the value counts `counts`.
 
         Args:
             workers: the processes that run the tasks.
@@ -269,7 +269,7 @@ class CountStatistics:
         }
 
     def _requests(self, requests: Sequence[ChainRequest]) -> dict[str, CountRequest]:
-        """Returns the requests. Each key is the key of a step, or the name of a vocabulary.
+        """Returns the requests for statistics, by the name of the vocabulary or by the key of the step.
 
         Steps with the same vocabulary share a request.
         """

@@ -54,8 +54,8 @@ class Measured:
         counts: the value counts of the steps whose values are counted. The name of a column of counts is the
             step's key.
         parts: maps the key of each step with statistics by key to the files that `write_parts` wrote for it.
-        whole: maps the key of such a step to its statistics over all rows, if its operator needs them
-            (`of_all_rows`).
+        whole: maps the key of the first such step of each operator to the statistics over all rows, if the
+            operator needs them (`of_all_rows`).
         lists: maps the key of each step that aggregates lists to its aggregates.
         files: the paths of all files that were written.
     """
@@ -75,13 +75,13 @@ def measure_blocks(
     folder: str,
     latest: int,
 ) -> Measured:
-    """Measures the inputs of all steps in one pass over the training rows.
+    """Computes value counts and parts of statistics of all steps in one pass over the training rows.
 
     Args:
         workers: the processes that run the tasks of `blocks`.
         blocks: the training rows.
         steps: the steps to measure.
-        tables: the tables that the fitted steps before these steps need.
+        tables: the tables in which the fitted steps before these steps look up values.
         folder: the folder in which tasks write files.
         latest: the last day that the workflow includes, in days since 1970-01-01.
     """
@@ -158,7 +158,7 @@ def _measure_task(
 
 
 def _owners_of_whole(steps: Sequence[BlockStep]) -> set[str]:
-    """Returns the key of the first step of each operator that needs statistics over all rows."""
+    """Returns, for each operator that needs statistics over all rows, the key of its first step."""
     owners: list[BlockStep] = []
     for step in steps:
         if step.operator.of_all_rows and all(step.operator != owner.operator for owner in owners):
@@ -194,7 +194,10 @@ class _Counted:
 def aggregate_counts(
     workers: Workers, steps: Sequence[BlockStep], counts: Counts
 ) -> dict[str, dict[str, Any]]:
-    """Returns the aggregates of steps, by step key, from the value counts of their first inputs."""
+    """Computes the aggregates of steps from the value counts of their first inputs.
+
+    Returns the aggregates by step key.
+    """
     run = partial(_aggregate_task, tuple(steps), counts)
     results = workers.collect(len(steps), run)
     return {step.key: json.loads(text) for step, text in zip(steps, results, strict=True)}
@@ -211,7 +214,7 @@ def _aggregate_task(steps: tuple[BlockStep, ...], counts: Counts, index: int) ->
 
 @dataclass(frozen=True)
 class KeyedFiles:
-    """The files with the merged ranges of a step, and the ranges, ordered by key."""
+    """The ascending ranges of a step's keys, and for each range the file with its merged statistics."""
 
     ranges: tuple[KeyRange, ...]
     files: tuple[str, ...]
@@ -224,13 +227,14 @@ def merge_by_key(
     folders: Mapping[str, str],
     row_group_rows: int,
 ) -> dict[str, KeyedFiles]:
-    """Merges the parts of steps by key, and writes the ranges of their tables.
+    """Merges the parts of steps by key, and writes one file for each range of keys of a step's table.
 
-    If an operator reads rows twice, the files contain merged parts and means. `measure_squares` reads them.
+    For a step whose operator reads rows twice, the files contain merged parts and means. `measure_squares`
+    reads these files.
 
     Args:
         workers: the processes that run one task for each range of a step.
-        steps: the steps, by key.
+        steps: maps the key of each step to the step.
         parts: maps the key of each step to the files of its parts.
         folders: maps the key of each step to the folder for its files.
         row_group_rows: maximum number of rows of a Parquet row group.
@@ -252,7 +256,7 @@ def merge_by_key(
 
 @dataclass(frozen=True)
 class _MergeTask:
-    """One range of keys of a step to merge.
+    """A task that merges the parts of one step in one range of keys.
 
     Attributes:
         first: the file with the merged parts of the first pass over the rows, if the second pass wrote
@@ -270,7 +274,7 @@ class _MergeTask:
 def _merge_task(tasks: tuple[_MergeTask, ...], row_group_rows: int, index: int) -> str:
     """Merges one range. Returns the name of the file that it wrote (storage.file_digests.named).
 
-    After the first of two passes over the rows, returns the path instead, because the file is not published.
+    If a second pass over the rows will follow, returns the path instead, because this file is not published.
 
     Raises:
         InfrastructureError: the second pass over the rows found different keys from the first pass.
@@ -362,7 +366,7 @@ def _squares_task(
 ) -> str:
     """Runs one task of `measure_squares`.
 
-    Returns JSON that maps the key of each step to its files of parts.
+    Returns JSON that maps the key of each step to the file with its parts. A step without rows has no entry.
     """
     by_key = {step.key: PartsByKey() for step, _, _ in steps}
     files_of = {step.key: files for step, files, _ in steps}
@@ -389,7 +393,7 @@ def _squares_task(
     )
 
 
-# The inputs of steps whose statistics tasks compute from blocks of training rows.
+# Reads blocks of training rows, and computes the inputs of the steps that need statistics.
 
 
 @dataclass(frozen=True)
@@ -399,7 +403,7 @@ class BlockStep:
     Attributes:
         key: the name of the step in error messages. Each measured step has a different key.
         before: the part of the step's chain before the step, already fitted.
-        inputs: the inputs of the step: values of `before`.
+        inputs: the names of the values of `before` that the step reads.
         kind: the type of the first input.
     """
 
@@ -464,7 +468,7 @@ class StepValues:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Returns numeric raw columns of a batch, as GroupedRows.numbers does. Converts each column once."""
+    """Returns numeric raw columns of a batch (GroupedRows.numbers). Converts each column only once."""
 
     columns: Mapping[str, pa.Array]
 
@@ -508,7 +512,7 @@ def read_steps(
 
 
 def counted_texts(values: RowValues) -> tuple[pa.Array, np.ndarray, int]:
-    """Counts values, or the elements of lists.
+    """Counts the values of a column, or the elements of its lists.
 
     Returns:
         (texts, counts, nulls): k texts without null, their counts (k,), and the number of nulls. A text may

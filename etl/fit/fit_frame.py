@@ -38,10 +38,10 @@ _FORMAT = 1
 
 
 def columns_of(groups: Sequence[FeatureGroup], label: str) -> tuple[list[str], list[str]]:
-    """Returns the raw columns that feature groups need, and the additional columns that a fit reads.
+    """Returns two lists: the raw columns that features need, and the additional columns that a fit reads.
 
-    The second list has the columns from which only statistics are computed. It includes the label if an
-    operator may read it.
+    The columns of the second list are used only to compute statistics. They include the label if an operator
+    needs statistics by key.
 
     Raises:
         ConfigError: an operator is unknown, or cannot be fitted on a table in memory.
@@ -63,10 +63,10 @@ def fit_frame(
     position of a row. The version of the workflow is a digest of the features and of all fitted values.
 
     Args:
-        rows: a table with the columns of `columns_of`. The label may be missing.
+        rows: a table with the columns of `columns_of`. The table may lack the column with the label.
         groups: the section `features` of the configuration.
-        types: maps raw columns to their types. The type of any other column is the type of its values.
-        label: the column with the label.
+        types: maps raw columns to their types. Any other column has the type of its values.
+        label: the name of the column with the label.
 
     Raises:
         ConfigError: an operator does not accept a column, an operator cannot be fitted on a table in memory,
@@ -116,7 +116,7 @@ def _types(chains: Sequence[Chain]) -> dict[str, Type]:
 
 
 def _require_fit(operators: Sequence[Operator]) -> None:
-    """Raises ConfigError if an operator needs data besides the rows."""
+    """Raises ConfigError if an operator reads a table outside the frame."""
     external = sorted({operator.name for operator in operators if operator.needs == "external"})
     if external:
         raise ConfigError(
@@ -134,12 +134,13 @@ NO_DAY = 0
 
 @dataclass(frozen=True)
 class FrameRows:
-    """All training rows.
+    """All training rows, in the memory of this process.
 
     Attributes:
         table: n rows, as the caller passed them.
         raw: maps each raw column that a chain reads to its n values (etl.workflow.raw_values).
-        label: the column of `table` that contains the label (column LABEL in feature tables).
+        label: maps LABEL, the name of the label in feature tables, to the column of `table` that contains the
+            label.
     """
 
     table: pa.Table
@@ -167,7 +168,7 @@ class FrameRows:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """A step that needs statistics, with its inputs: one array of n values each."""
+    """A step that needs statistics, with one array of n values for each input."""
 
     request: ChainRequest
     step: Step
@@ -186,7 +187,7 @@ class _Inputs:
         return self.request.cardinality(self.step)
 
     def counted(self) -> tuple[pa.Array, np.ndarray]:
-        """Returns the k values of the first input that are not null, and their counts: (k,) ones."""
+        """Returns the k values (or elements of lists) of the first input without nulls, and k counts of 1."""
         values = self.values[0]
         if self.request.types[self.step.inputs[0]] in LISTS:
             values = pc.list_flatten(values)
@@ -196,9 +197,9 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class FrameStatistics:
-    """A source of statistics (StatisticsSource) of rows in memory.
+    """A source of statistics (StatisticsSource) that reads rows in memory.
 
-    It also collects the tables that steps need.
+    It also collects the tables in which fitted steps look up values.
 
     Attributes:
         facts: maps each vocabulary to its facts, as etl.statistics.count_statistics computes them.
@@ -237,7 +238,7 @@ class FrameStatistics:
                 yield _Inputs(request, step, tuple(decoded(values[name].plain) for name in step.inputs))
 
     def _measure(self, inputs: _Inputs) -> Statistics:
-        """Returns the statistics of a step that does not need a vocabulary."""
+        """Computes the statistics that a step needs. The step does not need a vocabulary."""
         operator, kind = inputs.operator, inputs.request.types[inputs.step.inputs[0]]
         values: dict[str, Any] = {"cardinality": inputs.cardinality}
         if operator.needs == "groups":
@@ -258,9 +259,9 @@ class FrameStatistics:
         return Statistics(**values)
 
     def _measure_groups(self, inputs: _Inputs) -> dict[str, Any]:
-        """Adds the keyed table of a step.
+        """Computes and stores the keyed table of a step.
 
-        Returns the name of the table, and the facts that fitting the step requires.
+        Returns the name of the table, and the facts that the step needs for its fit.
         """
         coded = joined_array(inputs.values).dictionary_encode()
         rows = np.flatnonzero(coded.is_valid().to_numpy(zero_copy_only=False))
@@ -278,7 +279,7 @@ class FrameStatistics:
         return {"table": name, "facts": {**facts, "days": []}}
 
     def _count(self, name: str, steps: Sequence[_Inputs]) -> int:
-        """Adds a vocabulary that some steps share. Returns its highest id, or 0 if it is empty."""
+        """Builds and stores the vocabulary that `steps` share. Returns its highest id; 0 if it is empty."""
         operator = cast(Categorify, steps[0].operator)
         rule = IdRule(operator.least(name), operator.first_id, operator.max_size)
         if operator.values is None:
@@ -302,7 +303,7 @@ class FrameStatistics:
 
 
 def _counted_entries(steps: Sequence[_Inputs]) -> pa.Table:
-    """Returns the distinct values (value, id, count, last_seen) of counted columns, with null as id."""
+    """Returns a table (value, id, count, last_seen) of the steps' distinct values. All ids are null."""
     counted = [inputs for inputs in steps if cast(Categorify, inputs.operator).counts]
     texts = [text_array(inputs.counted()[0]) for inputs in counted]
     counts = pc.value_counts(pa.chunked_array(texts, pa.string()))
@@ -326,11 +327,12 @@ def _entries(values: pa.Array, counts: pa.Array, ids: pa.Array) -> pa.Table:
 
 @dataclass(frozen=True)
 class MemoryTables(LocalTables):
-    """The tables of a workflow version in memory: like LocalTables, but without files.
+    """The tables of a workflow version in memory. Unlike LocalTables, the object reads no files.
 
     Attributes:
-        vocabularies: maps each vocabulary to its entries (column, value, id, count, last_seen), by id.
-        keyed_tables: maps each other table to its rows, which have the column `key`.
+        vocabularies: maps the name of each vocabulary to its entries (column, value, id, count, last_seen),
+            sorted by id.
+        keyed_tables: maps the name of each other table to the table, which has the column `key`.
     """
 
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -357,7 +359,7 @@ class MemoryTables(LocalTables):
         return self._lookup(name, table[KEY]), table
 
     def entries(self, names: Sequence[str], ids: Sequence[int]) -> pa.Table:
-        """Returns the entries (column, id, value) with the ids `ids` of the vocabularies `names`."""
+        """Returns the entries (column, id, value) of the vocabularies `names` whose ids are in `ids`."""
         wanted = pa.array(ids, pa.int32())
         tables = [self.vocabularies[name].select(["column", "id", "value"]) for name in names]
         return pa.concat_tables(table.filter(pc.is_in(table["id"], wanted)) for table in tables)
@@ -365,7 +367,7 @@ class MemoryTables(LocalTables):
     def parts(self, name: str) -> Iterator[pa.Table]:
         """Yields the rows of a table of the version.
 
-        Vocabularies are yielded one by one, any other table at once.
+        If the table is `vocabulary`, each vocabulary is yielded separately. Any other table is yielded whole.
         """
         yield from self.vocabularies.values() if name == VOCABULARY else [self.keyed_tables[name]]
 

@@ -64,24 +64,26 @@ def fit_workflow(
     blocks_of: Callable[[Sequence[RawFiles]], TrainingBlocks] | None = None,
     rows_of: Callable[[Sequence[RawFiles]], DataFrame] | None = None,
 ) -> FittedWorkflow:
-    """Returns the workflow version of the training days `days`. Fits this version if it does not exist yet.
+    """Returns the workflow version of the training days. Fits this version if it does not exist yet.
+
+    If the parent already includes all these days, returns the parent.
 
     Args:
-        days: the training days.
+        days: the raw files of each training day.
         parent: an earlier workflow version to extend. Numbers that were fitted for the parent, such as means,
             stay unchanged. The values of training days that the parent does not include are added to its
             vocabularies. So a model that was trained on the parent's features remains valid. If `parent` is
             None, all steps are fitted.
-        counts_of: returns the value counts of the training rows of a day. If it is None, the values are
-            counted in the rows.
-        read_table: reads the tables of `join_external`.
+        counts_of: returns the value counts of the training rows of a day. If it is None, the fit counts the
+            values of the rows.
+        read_table: reads the external tables of the operator `join_external`.
         blocks_of: returns the training rows of some days as blocks, from which tasks compute statistics.
         rows_of: returns the same rows as a Spark frame, from which Spark computes statistics. Pass either
             `rows_of` or `blocks_of`.
 
     Raises:
-        ConfigError: the configuration's features differ from the features of the parent, or only one of the
-            two, configuration and parent, has weights of rows.
+        ConfigError: the configuration's features differ from the features of the parent, or only the
+            configuration or only the parent has weights of rows.
         DataError: the statistics of a column cannot be computed.
     """
     if parent:
@@ -163,7 +165,7 @@ def fit_chains(
     Args:
         workers: the processes that run the tasks of the fit.
         plan: the plan of the run, with the chains to fit.
-        training: the training days that are read.
+        training: the training days whose rows or value counts are read.
         parent: the workflow to extend. Its fitted steps are reused, and its vocabularies are extended. None
             for a new workflow.
         tables: publishes the tables of the fitted steps in the new workflow version. No table may have been
@@ -188,7 +190,7 @@ def fit_chains(
 
 
 def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgress, step: Step) -> None:
-    """Adds the fitted step of the parent workflow."""
+    """Adds the parent workflow's fitted step to the chain, and copies the keyed table of this step."""
     cardinality = progress.cardinality(step)
     known: Fitted = parent.chains[progress.index].steps[len(progress.fitted)]
     if isinstance(known, KeyedFitted):
@@ -197,8 +199,8 @@ def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgres
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)
 
 
-# Computes the version of a workflow, a digest of everything that a fit depends on. Checks whether it can be
-# extended.
+# Computes the version of a workflow, a digest of everything that a fit depends on. Checks whether an existing
+# workflow can be extended.
 
 # Part of every version's digest. Increase this number if the meaning of an operator changes.
 FORMAT = 2
@@ -258,7 +260,7 @@ def require_parent_weights(plan: FeaturePlan, parent: FittedWorkflow) -> None:
 
 
 def require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> None:
-    """Raises ConfigError if the chains differ from the parent's chains."""
+    """Raises ConfigError if the descriptions of the chains differ from those of the parent's chains."""
     changed = [chain for chain in descriptions if chain not in parent.descriptions]
     changed += [chain for chain in parent.descriptions if chain not in descriptions]
     if changed:

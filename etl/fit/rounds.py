@@ -28,8 +28,8 @@ SourceName = Literal["rows", "value_counts"]
 # Statistics that can be computed from the value counts of one raw column.
 _COUNTABLE: tuple[Need, ...] = ("moments", "quantiles", "mergeable", "counts")
 
-# Kinds of statistics of steps that look up a table. The outputs of such steps cannot be computed from value
-# counts.
+# Statistics that are stored in a table, in which the fitted step then looks up values. The outputs of such a
+# step cannot be computed from value counts.
 _WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
 
 
@@ -40,7 +40,7 @@ class ChainSteps:
     Attributes:
         chain: index of the chain.
         first: position of the first of these steps in the chain.
-        steps: the steps; at least one.
+        steps: the steps. There is at least one.
     """
 
     chain: int
@@ -76,12 +76,12 @@ class Round:
 
 
 def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: bool) -> list[Round]:
-    """Returns the rounds of a fit. The rounds fit each step once, after all earlier steps of its chain.
+    """Returns the rounds of a fit. Each step is fitted once, after all earlier steps of its chain.
 
     Args:
         chains: the chains to fit.
-        extends: whether an existing workflow is extended. An extension only adds values to the vocabularies.
-            All other steps stay unchanged.
+        extends: whether an existing workflow is extended. An extension only adds values to vocabularies, and
+            reuses the parent's fitted steps otherwise.
         has_value_counts: whether there are value counts of the training days.
     """
     fitted = [0] * len(chains)  # (number of chains,): the number of fitted steps of each chain.
@@ -132,7 +132,8 @@ def _choose(
     """Chooses the steps that the round measures, and the source of their statistics.
 
     The steps are chosen from `waiting`, the next steps of the unfinished chains. All vocabularies are
-    published together. So their values are counted in a single round, which comes last.
+    published together, so a single round counts their values. Other steps in `waiting` are measured before
+    this round. They are measured in the same round only if value counts suffice for all steps.
     """
     countable = [
         group for group in waiting if has_value_counts and is_countable(chains[group.chain], group.first)
@@ -173,7 +174,7 @@ def is_countable(chain: Chain, position: int) -> bool:
 
 
 def _needs_rows(step: Step) -> bool:
-    """Returns whether a step needs a table, or the row itself, in addition to its input values."""
+    """Returns whether a step needs a table, or the ids of rows, in addition to its input values."""
     _, fitted_type = column_operator(step.operator.name)
     return step.operator.needs in _WITH_TABLE or fitted_type.out_of_fold
 
@@ -192,8 +193,9 @@ class RowBatch:
     Attributes:
         row_ids: (n,) int64, the ids of the rows.
         dt: the day of the rows, as an ISO date.
-        columns: maps raw columns to arrays of n values: int64, double, string, or lists of int64 or string.
-            Arrays, and the elements of lists, may be dictionary-encoded. The column LABEL is float32.
+        columns: maps the name of each raw column to its n values: int64, double, string, or lists of int64 or
+            string. These arrays and the elements of their lists may be dictionary-encoded. The column LABEL
+            is float32.
     """
 
     row_ids: np.ndarray
@@ -207,8 +209,8 @@ class TrainingBlocks:
 
     Attributes:
         tasks: number of tasks. Each training row belongs to one task.
-        read: takes the index of a task and the wanted raw columns (LABEL for the label). Yields the training
-            rows of this task. Each call yields the same rows.
+        read: takes the index of a task and the names of the wanted raw columns (LABEL for the label). Yields
+            the training rows of this task. Calls for the same task yield the same rows.
     """
 
     tasks: int
@@ -241,7 +243,7 @@ class TrainingDays:
     blocks: TrainingBlocks | None = None
 
 
-# Runs the rounds of a fit. The statistics of the training rows may come from any source.
+# Runs the rounds of a fit. Statistics of the training rows come from sources (StatisticsSource).
 
 
 def fit_rounds(
@@ -255,7 +257,7 @@ def fit_rounds(
     Args:
         chains: the chains to fit.
         rounds: the rounds of the fit (etl.fit.rounds.plan_rounds).
-        sources: the sources that compute the statistics that steps need.
+        sources: maps the name of each source of statistics to the source.
         fit_ready: fits the next step of a chain if this step needs no statistics.
 
     Raises:
@@ -305,7 +307,7 @@ class ChainRequest:
     steps: tuple[Step, ...]
 
     def key(self, step: Step) -> str:
-        """Returns a name for the request of a step. Error messages contain this name.
+        """Returns a name for the statistics that a step requests. Error messages contain this name.
 
         Steps whose statistics are computed together have different names.
         """
@@ -317,9 +319,9 @@ class ChainRequest:
 
 
 class StatisticsSource(Protocol):
-    """A source of statistics of the training days.
+    """A source of statistics of the training rows.
 
-    The sources are in row_statistics.py and block_statistics.py.
+    The classes that implement it are in fit_frame.py, row_statistics.py and block_statistics.py.
     """
 
     def measure(self, requests: Sequence[ChainRequest]) -> Mapping[str, Statistics]:

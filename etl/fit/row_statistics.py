@@ -39,7 +39,7 @@ class RowStatistics:
     ) -> None:
         """Creates a source of statistics that reads the rows of `training`.
 
-        It publishes the tables of the steps in `tables`.
+        `tables` publishes the tables that the steps need.
         """
         self._workers, self._plan, self._tables, self._training = workers, plan, tables, training
 
@@ -94,7 +94,7 @@ class RowStatistics:
         return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), inputs, {})
 
     def _measure_groups(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-        """Publishes the keyed tables of `steps`, with one pass over the rows per operator."""
+        """Publishes the keyed tables of `steps`. All tables of an operator are computed together."""
         statistics = {}
         remaining = list(steps)
         while remaining:
@@ -112,7 +112,7 @@ class RowStatistics:
         return Statistics(table=name, facts={**facts, "days": list(self._training.days)})
 
     def _count_vocabularies(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-        """Counts all vocabularies in one pass, assigns ids, and publishes vocabularies and rare values."""
+        """Counts the values of all vocabularies in one pass, assigns ids, and publishes the tables."""
         operators = {vocabulary_of(inputs.step): cast(Categorify, inputs.step.operator) for inputs in steps}
         rules = {
             name: IdRule(operator.least(name), operator.first_id, operator.max_size)
@@ -140,8 +140,8 @@ class RowStatistics:
         """Counts the values of the training rows.
 
         Returns a frame with the columns column, value, id, count, last_seen: one row for each value of a
-        vocabulary. If a parent workflow is extended, the frame also includes the counts in the parent's
-        vocabularies.
+        vocabulary. If a parent workflow is extended, the counts in its vocabularies are added to the new
+        counts.
         """
         no_id = F.lit(None).cast("int")
         new = (
@@ -189,14 +189,14 @@ class RowStatistics:
         )
 
 
-# Computes the keyed tables of all steps of one operator in one pass over the training rows.
+# Computes the keyed tables of all steps of one operator together.
 #
 # A step is an operator with its input columns. A keyed table has one row per key, with statistics of the
 # training rows that have this key. If each keyed table were computed separately, each would need three passes
 # over the training rows: for its statistics, for the key ranges of its files, and for the statistics over all
 # rows.
 
-# Index of the table with the statistics over all rows. This table has a single key, which is null.
+# Number of the table with the statistics over all rows. This table has a single key, which is null.
 _ALL_ROWS = -1
 _TABLE, _KEY = GROUP
 
@@ -206,8 +206,8 @@ class KeyedTables:
     """The keyed tables of all steps of one operator.
 
     Attributes:
-        grouped: the rows of all keyed tables. The two columns in `GROUP` contain the step and the key of a
-            row.
+        grouped: the rows of all keyed tables. The two columns in `GROUP` contain the position of the step and
+            the key of a row.
         facts: values that the operator computes from the statistics of all training rows (see
             Operator.facts).
     """
@@ -248,9 +248,9 @@ def keyed_tables(
 
 
 def _by_group(rows: DataFrame, keys: Sequence[Column], with_all_rows: bool) -> DataFrame:
-    """Repeats each row for every step whose key is not null in this row.
+    """Returns each row once for every step whose key is not null in this row.
 
-    With `with_all_rows`, each row is repeated once more, for the statistics over all rows.
+    With `with_all_rows`, each row occurs once more, for the statistics over all rows.
     """
     groups = [
         F.struct(F.lit(number).alias(_TABLE), key.cast("string").alias(_KEY))
@@ -289,10 +289,11 @@ class StepInputs:
 
 
 def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-    """Computes all statistics except tables, and returns them by step key.
+    """Computes all statistics that are not published as tables. Returns them by step key.
 
     Raises:
-        DataError: a value is too large to compute exact moments, or the state of a statistic is too large.
+        DataError: a value is too large to compute exact moments, or the state of a mergeable statistic has
+            more bytes than its operator allows.
     """
     by_need: dict[str, list[StepInputs]] = {}
     for inputs in steps:
@@ -370,7 +371,7 @@ def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], da
     Args:
         values: (name, expression, is_list) for each column to count. `name` is the name of its vocabulary,
             `expression` is the value in a row, and `is_list` is true if this value is a list.
-        day: the day of the row, in days since 1970-01-01.
+        day: an expression for the day of a row, in days since 1970-01-01.
     """
     cells = [
         F.array(F.struct(F.lit(name).alias("column"), text_column(value).alias("value")))

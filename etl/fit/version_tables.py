@@ -32,11 +32,11 @@ _COPIED_BYTES = 16 * 2**20
 
 
 class VersionTables:
-    """Publishes the tables of a new workflow version, and opens the tables that are already published.
+    """Publishes the tables of a new workflow version, and opens tables that it has already published.
 
     Attributes:
         rows: maps the name of each published table to the number of its rows.
-        vocabularies: maps the name of each vocabulary to its facts (etl.fit.row_statistics).
+        vocabularies: maps the name of each vocabulary to its facts (etl.fit.row_statistics.vocabulary_facts).
     """
 
     def __init__(self, lake: LakePaths, version: str, parent: str | None, row_group_rows: int) -> None:
@@ -51,7 +51,7 @@ class VersionTables:
         return workflow_table(self._lake, self._version, name)
 
     def publish_frame(self, table: DataFrame, name: str, sort_by: Sequence[str] = (KEY,)) -> None:
-        """Publishes a frame as the named table."""
+        """Publishes a frame as the table `name`."""
         manifest = publish(
             table,
             self.partition(name),
@@ -62,14 +62,14 @@ class VersionTables:
         self.rows[name] = manifest.rows
 
     def publish_files(self, files: Sequence[str], name: str) -> None:
-        """Publishes files that tasks wrote below the partition as the named table."""
+        """Publishes files as the table `name`. Tasks have written these files below the partition."""
         manifest = publish_files(
             self.partition(name), dict.fromkeys(files), inputs={"version": self._version}
         )
         self.rows[name] = manifest.rows
 
     def publish_table(self, table: pa.Table, name: str) -> None:
-        """Publishes an Arrow table as the named table. Its rows keep their order."""
+        """Publishes an Arrow table as the table `name`. The rows keep their order."""
         partition = self.partition(name)
         attempt = new_attempt(partition)
         path = partition.file(f"{attempt}/part-00000.parquet")
@@ -94,7 +94,7 @@ class VersionTables:
             self.publish_table(pa.schema(columns).empty_table(), name)
 
     def local(self, latest: int) -> LocalTables:
-        """Opens the tables that are already published, for processes without Spark. Rare values are left out.
+        """Opens published tables of the new version, for processes without Spark. Rare values are left out.
 
         `latest` is the last day that the workflow version includes, in days since 1970-01-01.
         """
@@ -105,7 +105,7 @@ class VersionTables:
         )
 
     def read_parent(self, spark: SparkSession, name: str) -> DataFrame:
-        """Reads a table of the parent version as a frame."""
+        """Returns a table of the parent version as a frame."""
         return read_published(spark, self._of_parent(name))
 
     def parent_files(self, name: str) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class VersionTables:
         return tuple(data_files(table, read_manifest(table)))
 
     def open(self, spark: SparkSession, broadcast_max_rows: int, latest: int) -> Tables:
-        """Opens the tables that are already published, for Spark.
+        """Opens the published tables of the new version, for Spark.
 
         Rare values are left out.
 
@@ -135,7 +135,7 @@ class VersionTables:
         self.vocabularies |= {name: dict(values) for name, values in facts.items()}
 
     def read(self, spark: SparkSession, name: str) -> DataFrame:
-        """Reads a table that was published for the new version as a frame."""
+        """Returns a published table of the new version as a frame."""
         return read_published(spark, self.partition(name))
 
     def _of_parent(self, name: str) -> Partition:
@@ -167,7 +167,7 @@ _GROUP_ROWS = 65_536
 # Number of keys in the sample of each file.
 _SAMPLED_KEYS = 512
 
-# Number of rows of parts that a task keeps before it merges them.
+# A task buffers at least this number of rows of parts before it merges them.
 _HELD_ROWS = 1_000_000
 
 
@@ -206,7 +206,7 @@ class PartsByKey:
             self.result()
 
     def result(self) -> tuple[pa.Array, GroupParts] | None:
-        """Returns the keys, ascending, and their parts; None if there are none."""
+        """Returns the keys, ascending, and their merged parts; None if no rows were added."""
         if not self._keys:
             return None
         keys, parts = merge_groups(self._keys, self._parts)
@@ -215,7 +215,7 @@ class PartsByKey:
 
 
 def write_parts(path: str, keys: pa.Array, parts: GroupParts) -> dict[str, Any]:
-    """Writes a file of parts. Returns JSON values: its path, its number of rows, and a sample of its keys."""
+    """Writes a file of parts. Returns its path, its number of rows and a sample of its keys."""
     table = pa.table({KEY: keys, **parts.to_arrays()})
     written, _ = split_name(write_sorted(path, table, _GROUP_ROWS))
     step = max(1, len(keys) // _SAMPLED_KEYS)
@@ -247,7 +247,7 @@ def choose_ranges(files: Sequence[Mapping[str, Any]]) -> list[KeyRange]:
 
 
 def merge_parts(paths: Sequence[str], keys: KeyRange) -> tuple[pa.Array, GroupParts] | None:
-    """Merges the parts of a range of keys. Returns (ascending keys, parts); None without keys."""
+    """Merges the parts of a range of keys. Returns (ascending keys, parts); None if the range has no key."""
     merged = PartsByKey()
     for path in paths:
         for table in _read_range(path, keys):

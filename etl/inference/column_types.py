@@ -24,12 +24,13 @@ _ALWAYS_NULL = ("\\N", "NULL", "null", "NaN", "nan", "None")
 # A column has a type if at least this share of its values has the type. The other values may be errors in
 # single rows.
 _FITTING_SHARE = 0.99
-# A column has numbers with a decimal comma if at least this share of its values contain a comma.
+# A column has numbers with a decimal comma if at least this share of its values contains a comma.
 _COMMA_SHARE = 0.5
 _DIGITS_ONLY = r"^[0-9]+$"
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _FLOAT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
-# Numbers with a decimal comma, and texts with a comma or a point: see `with_decimal_points`.
+# Numbers with a decimal comma, in which points may separate groups of three digits. The second pattern also
+# matches whole numbers.
 _COMMA_FLOAT = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+),[0-9]+$"
 _WHOLE_OR_COMMA_FLOAT = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)(,[0-9]+)?$"
 _BOOLS = ("true", "false", "t", "f", "yes", "no", "y", "n")
@@ -63,7 +64,7 @@ _OF_DAY: tuple[str, ...] = (ISO, "%H:%M:%S", "%I:%M:%S %p", "%I:%M %p")
 _OF_NAMED_CLOCKS = "%H:%M"
 _CLOCK_NAME = re.compile(r"time|zeit|clock|hora|heure|ora($|_)|tijd", re.IGNORECASE)
 _CLOCK_OF_DIGITS = "%H%M%S"
-# Notations that consist of digits. They are tried only for columns with a name for a time, such as `day`.
+# Notations that consist of digits. They are tried only for columns whose name means a time, such as `day`.
 _DIGITS: tuple[tuple[str, ColumnType], ...] = (("%Y%m%d", "date"), ("%y%m%d%H", "timestamp"))
 _TIME_NAME = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|datum|zeit|fecha|heure", re.IGNORECASE)
 # Types are inferred from at most this number of distinct values of a column.
@@ -80,8 +81,8 @@ _CERTAIN_SEPARATORS = ("|", ";")
 # The texts of a column are lists only if there are at least _FEWEST_LISTS texts, and at least the share
 # _LIST_SHARE of them have several words.
 _LIST_SHARE, _FEWEST_LISTS = 0.3, 10
-# Words of lists occur many times and are short: limits of distinct words / words, and of the length of a
-# word.
+# Words of lists occur many times and are short. Maximum ratio of the distinct words to all words, and maximum
+# length of a word.
 _MOST_WORDS_SHARE, _LONGEST_WORD = 0.2, 40
 
 

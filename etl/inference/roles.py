@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from etl.inference.column_types import SampledColumn, depends_on, micros_of, numbers_of
 
-# For each role, words in names of columns. A column gets the number of points if its name contains the word.
+# For each role, maps words to points. A column gets the points of a word if its name contains the word.
 _USER_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("user", "visitor", "customer"), 10),
     **dict.fromkeys(("client", "member", "reader", "shopper", "subscriber", "reviewer"), 9),
@@ -169,8 +169,9 @@ _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
     re.IGNORECASE,
 )
-# A column lists items if at least the first share of its words are items of the log, and the second share of
-# its texts have several words. Users may have clicked many items that the sample does not show.
+# A column lists items if at least the first share of its words are items of the sample, and at least the
+# second share of its texts have several words. The first share is small, because a list may have many items
+# that the sample does not show.
 _KNOWN_ITEMS, _SEVERAL_ITEMS = 0.05, 0.3
 # A column contains e-mail addresses if at least this share of its texts are e-mail addresses.
 _ADDRESSES = 0.9
@@ -204,8 +205,9 @@ class LabelGuess:
 
     Attributes:
         column: the column that shows which rows are clicks; None if every row is a click.
-        positive_at_least: smallest number that is a click; None for other labels.
-        weights: maps events that are clicks to the weights of their rows; empty for other labels.
+        positive_at_least: smallest number that means a click; None if the label is not a column of numbers.
+        weights: maps events that are clicks to the weights of their rows; empty if the label is not a column
+            of events.
         left_out: events that are not clicks.
         has_shown: whether the log also has rows of items that were shown but not clicked.
         why: the reason for this choice, as a clause for messages.
@@ -277,7 +279,8 @@ def roles_of(columns: Sequence[SampledColumn], rows: int, *, has_names: bool) ->
 def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
     """Returns the roles of the columns of a log of displays, whose last columns are the item and the click.
 
-    The rows of a display are adjacent, and so are all rows with the same id of a display.
+    Equal ids of displays are in adjacent rows. So the group is a column whose equal values are always
+    adjacent.
     """
     *others, item, click = columns
     times = _times(others)
@@ -294,9 +297,9 @@ def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
 
 
 def with_lists_of_items(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
-    """Returns the columns of a log of displays. Texts that list items, such as earlier clicks, become lists.
+    """Returns the columns of a log of displays, with lists in place of texts that list items.
 
-    The item is the column before the last one.
+    Such texts contain, for example, earlier clicks. The item is the column before the last one.
     """
     items = columns[-2].values.unique()
     result = []
@@ -320,7 +323,8 @@ def _is_grouped(column: SampledColumn) -> bool:
 def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess:
     """Returns which rows of a log are clicks.
 
-    A column of events is used if there is one. Otherwise a column of 0 and 1 is used, and otherwise a rating.
+    The label is a column of events. If there is none, the label is a column of 0 and 1. If there is none
+    either, the label is a rating.
     """
     for column in columns:
         guess = _events_in(column, has_names=has_names)
@@ -587,8 +591,8 @@ class StockGuess:
 def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
     """Returns the column of a table of items whose name says that it has the stock; None if there is none.
 
-    The result is certain if the values are numbers from 0 on, flags of both values, or texts known to mean a
-    state of the stock.
+    The result is certain if the values are numbers of at least 0, flags that are both true and false, or
+    texts that are known states of the stock.
     """
     for column in columns:
         name = plain_name(column.source)

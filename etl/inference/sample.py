@@ -32,7 +32,8 @@ from storage import file_io
 # Number of bytes of text, or of rows of other formats, to read from the first file and from the last file.
 _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
-# Number of lines from which the separator and the header are inferred.
+# The separator and the header are inferred from the first _LINES lines. Whether commas are decimal commas is
+# inferred from the first _FEW_LINES of them.
 _LINES, _FEW_LINES = 500, 50
 # A character is the separator only if it divides at least this share of the lines into the same number of
 # fields.
@@ -59,7 +60,7 @@ _NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
 _LONGEST_NAME = 64
 _NUMBER = re.compile(r"[+-]?(\d[\d.]*,\d+|\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SHOWN_ITEMS = re.compile(r"\S+[-:_][01]([ ,;|]\S+[-:_][01])*")
-# Bytes of displays of which the rows are read. A display has many rows.
+# Maximum number of bytes of displays that are converted to rows. A display has many rows.
 _DISPLAY_BYTES = 2 << 20
 _COMMA_OF_NUMBER = re.compile(r"(?<=\d),(?=\d)")
 _ENDINGS = {
@@ -119,7 +120,7 @@ class TableSample:
 
     @property
     def has_displays(self) -> bool:
-        """Returns whether a line is a display of several items."""
+        """Returns whether each line is a display of several items."""
         return self.format == "displays"
 
 
@@ -179,7 +180,7 @@ def read_sample(path: RawPath) -> TableSample:
 
 
 def _encoding(texts: Sequence[bytes]) -> Encoding:
-    """Returns Windows-1252 if more lines are not UTF-8 than contain characters beyond ASCII in UTF-8."""
+    """Returns Windows-1252 if most lines with bytes beyond ASCII are not valid UTF-8; otherwise UTF-8."""
     valid = broken = 0
     for line in (line for text in texts if not text.isascii() for line in text.split(b"\n")):
         if line.isascii():
@@ -385,7 +386,7 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
 
 
 def _is_plain_tsv(lines: Sequence[str]) -> bool:
-    """Returns whether tabs divide the lines into fields without names, whatever quotes the fields contain."""
+    """Returns whether the lines are tab-separated and have no header, if quotes are ordinary characters."""
     rows = [line.split("\t") for line in lines]
     width, count = Counter(map(len, rows)).most_common(1)[0]
     if width == 1 or count < _REGULAR_SHARE * len(rows):
@@ -466,8 +467,8 @@ def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     """Returns whether the first line has the names of the columns.
 
     The names must differ, and no name may be empty, a number or a date. If a column has numbers or dates in
-    the other lines, its first line must be a name. Otherwise all names must look like names, and must not be
-    values.
+    nearly all other lines, the first line has names. Otherwise, each field of the first line must look like a
+    name, and must not be a value of its column in the other lines.
     """
     if any(not name.strip() or _NUMBER.fullmatch(name) or _DATE.search(name) for name in first):
         return False
@@ -488,7 +489,7 @@ def _has_numbers(values: Sequence[str]) -> bool:
 
 
 def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, quoted: bool) -> pa.Table:
-    """Returns the rows of a text as columns of texts. Lines with a wrong number of fields are left out."""
+    """Returns the lines of a text as columns of texts. Lines with a wrong number of fields are left out."""
     clean = text.decode("utf-8", errors="replace").encode()
     return arrow_csv.read_csv(
         io.BytesIO(clean),
@@ -546,7 +547,7 @@ def _shallow_json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: b
 
 
 def _from_array(path: str, line: bytes) -> str:
-    """Returns the remedy for a file with one JSON array; an empty text if its first line is another."""
+    """Returns the remedy for a file with one JSON array; an empty text if the file has no array."""
     if not line.lstrip().startswith(b"["):
         return ""
     name = path.rsplit("/", 1)[-1]

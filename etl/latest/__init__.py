@@ -1,4 +1,4 @@
-"""Finds the latest features and histories of users and items.
+"""Publishes tables with the latest features of users and items, and with the titles of items.
 
-The job that scores lists of recommendations reads these tables.
+The job that scores lists of recommendations reads the tables of features.
 """

@@ -1,8 +1,8 @@
 """Publishes the titles of items and the addresses of their pictures (`items.title`, `items.image`).
 
 Titles are not features: no workflow and no model reads them. They have their own table, so that the tables of
-features do not depend on titles. A program that shows lists of recommendations reads this table, and does not
-need the raw table of items.
+features do not depend on titles. A program that shows lists of recommendations can read this table instead of
+the raw table of items.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ItemTitle:
 
 
 def title_columns(config: Config) -> dict[str, str]:
-    """Maps `title` and `image` to columns of the table of items. It lacks a key that is not configured."""
+    """Maps `title` and `image`, if they are configured, to columns of the table of items."""
     items = config.items
     named = {TITLE: items.title, IMAGE: items.image} if items and config.keys else {}
     return {name: column for name, column in named.items() if column is not None}
@@ -60,8 +60,8 @@ def publish_titles(
 ) -> Manifest | None:
     """Publishes `item_titles/dt=…`, with one row per item that has a title or a picture, sorted by item_key.
 
-    The columns are item_key and, if they are configured, title and image. A partition that exists for the
-    same table of items is not written again.
+    The columns are item_key and, if they are configured, title and image. A partition that was published from
+    the same table of items is not written again.
 
     Args:
         plan, lake, run_date: the plan, the lake and the date of the run.

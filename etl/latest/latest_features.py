@@ -1,8 +1,8 @@
 """Publishes tables with the latest features of each user and of each item, up to the run date.
 
-The history of a user consists of the last clicks up to the run date.
-Lists are scored with these histories. `histories_of` uses Arrow tables on one machine, and Spark frames on
-clusters. The results are the same.
+The history of a user consists of the last clicks up to the run date. score_daily ranks items with these
+histories. `histories_of` uses Arrow tables on one machine, and Spark frames on clusters. The results are the
+same.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def histories_of(
     *,
     before: Split | None = None,
 ) -> LatestHistories | None:
-    """Returns the latest histories of a run: a table with LocalWorkers (without a JVM), otherwise a frame.
+    """Returns the latest histories of a run: as a table if `workers` are LocalWorkers, otherwise as a frame.
 
-    See `latest_histories` for the rules and the other arguments.
+    `latest_histories` says which clicks are in the histories, and describes the other arguments.
     """
     if isinstance(workers, LocalWorkers):
         return latest_histories_table(workers, plan, lake, splits, before=before)
@@ -86,8 +86,8 @@ def latest_histories(
 ) -> LatestHistories | None:
     """Returns the latest histories of a run as a frame; None if the section `history` is not set.
 
-    If metrics compare the lists with the test split, the histories contain no click of the test split.
-    Otherwise the lists would be computed from the clicks that they must predict.
+    If `measure.against` is `test_split`, the histories contain no click of the test split. Otherwise the
+    lists would be computed from the clicks that they must predict.
 
     Args:
         splits: maps each split to the raw files of its days.
@@ -136,7 +136,7 @@ def latest_histories_table(
 
 
 def _known_splits(plan: FeaturePlan, before: Split | None) -> list[Split]:
-    """Returns the splits whose clicks are in the histories: all splits before the first omitted split."""
+    """Returns the splits whose clicks are in the histories: the first splits, in the order of `SPLITS`."""
     known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
     if plan.config.measure.against == "test_split" and "test" in known:
         known.remove("test")
@@ -144,7 +144,7 @@ def _known_splits(plan: FeaturePlan, before: Split | None) -> list[Split]:
 
 
 def _day_after(splits: Mapping[Split, Sequence[RawFiles]], known: Sequence[Split]) -> str:
-    """Returns the day after the last day of the known splits."""
+    """Returns the day after the last day of the splits `known`, as an ISO date."""
     last = max(day.dt for split in known for day in splits[split])
     return (date.fromisoformat(last) + timedelta(days=1)).isoformat()
 
@@ -188,7 +188,8 @@ def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
 
     Args:
         clicks: the result of `recent_clicks`.
-        left_out: 0, 1 (the test split) or 2 (both).
+        left_out: number of clicks of each user to leave out: 0, 1 (the click in the test split) or 2 (also
+            the click in the validation split).
     """
     users = clicks.column(USER_KEY).combine_chunks().indices.to_numpy()
     firsts = np.flatnonzero(np.diff(users, prepend=-1))
@@ -200,7 +201,7 @@ def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
 def _clicks_before_cut(
     parts: Iterator[pa.Table], config: SplitConfig, splits: int, length: int, *, timed: bool
 ) -> pa.Table:
-    """Returns the last clicks of each user in the first splits (etl.raw.splits, by `fraction`).
+    """Returns the last clicks of each user in the first splits of a log that `fraction` divides.
 
     Args:
         parts: all good rows of the log.
@@ -283,9 +284,9 @@ def publish_latest(
     of the manifest contain the number of users or items without a row.
 
     Without a table of attributes, the features of a user or item come from its latest row in the feature
-    partitions. This is the row with the largest row_id on the latest day. Features of the history (section
-    `history`) are always computed from the latest histories. A partition that already exists for the same
-    inputs is not written again.
+    partitions. This is the row with the largest row_id on the last day with a row of the user or item.
+    Features of the history (section `history`) are always computed from the latest histories. A partition
+    that already exists for the same inputs is not written again.
 
     Args:
         workers: the processes that run the tasks.
@@ -362,7 +363,7 @@ def publish_latest(
 
 
 def missing_rows(published: Mapping[str, Manifest]) -> list[MissingRows]:
-    """Returns the numbers of users and items without a row, from the result of `publish_latest`."""
+    """Returns how many users and items have no row in their tables, from the result of `publish_latest`."""
     of_tables = (MissingRows.from_facts(manifest.facts) for manifest in published.values())
     return [missing for missing in of_tables if missing is not None]
 
@@ -376,7 +377,7 @@ def _side(
     inputs: Mapping[str, str],
     histories: LatestHistories | None,
 ) -> _Side:
-    """Returns the data to publish for users or for items, with the manifest if it is already published."""
+    """Returns the data to publish for users or for items, with the manifest if one is already published."""
     is_users = section == "users"
     scope = "user" if is_users else "item"
     table = lake.users(workflow.version) if is_users else lake.items(workflow.version)
@@ -437,7 +438,7 @@ def features_of_history(plan: FeaturePlan, workflow: FittedWorkflow, columns: Se
 
 
 def encode_rows(workflow: FittedWorkflow, rows: Rows, features: Sequence[str], key: str) -> Rows:
-    """Returns the column `key` and the features `features` of rows that are not training rows.
+    """Computes features of rows that are not training rows. Returns these features and the column `key`.
 
     Args:
         workflow: the workflow that computes the features.
@@ -518,8 +519,9 @@ class KeyedAttributes:
         section: the section of the table: `users` or `items`.
         rows: a table or a frame with the key (user_key or item_key) and the columns of the table of
             attributes.
-        of_log: rows with the keys of the log, and with a column that is null if the table has no row with the
-            key. It has the type of `rows`. It is None if the log was not compared with the table.
+        of_log: the keys of the log, as a table or a frame like `rows`. Its second column is null for a key
+            without a row in the table of attributes. `of_log` is None if the log was not compared with this
+            table.
     """
 
     section: Section
@@ -527,9 +529,9 @@ class KeyedAttributes:
     of_log: Rows | None = None
 
     def count_missing(self) -> MissingRows:
-        """Counts the keys of the log without a row in the table.
+        """Counts the keys of the log without a row in the table of attributes.
 
-        Keeps the compared frames in memory until `release`.
+        If `of_log` is a frame, Spark keeps it in memory until `release` is called.
         """
         if self.of_log is None:
             raise ValueError("internal error, please report: the log was not compared with the table")
@@ -539,7 +541,7 @@ class KeyedAttributes:
         return MissingRows(self.section, counted[0], counted[0] - counted[1])
 
     def release(self) -> None:
-        """Frees the memory that `count_missing` occupies."""
+        """Frees the memory in which Spark keeps `of_log`."""
         if self.of_log is not None:
             unpersist(self.of_log)
 
@@ -549,8 +551,8 @@ def attributes_of(
 ) -> KeyedAttributes:
     """Returns the rows of the table of attributes (section `users` or `items`) with their keys.
 
-    The rows are Arrow tables if `workers` are processes of this machine and `of_log` is not a frame.
-    Otherwise they are frames. The other arguments have the same meaning as in `keyed_attributes`.
+    The rows are an Arrow table if `workers` are processes of this machine and `of_log` is not a frame.
+    Otherwise they are a frame. `keyed_attributes` describes the other arguments.
     """
     if isinstance(workers, LocalWorkers) and (of_log is None or isinstance(of_log, pa.Table)):
         return keyed_table(plan, run_date, section, of_log)
@@ -560,7 +562,7 @@ def attributes_of(
 def keyed_table(
     plan: FeaturePlan, run_date: str, section: Section, of_log: pa.Table | None = None
 ) -> KeyedAttributes:
-    """Returns the same rows as `keyed_attributes`, as tables that this process reads."""
+    """Returns the same rows as `keyed_attributes`, as an Arrow table that this process reads."""
     key, name, table = _keyed_by(plan, section)
     raw_rows = read_attribute_table(plan.config, table, name, section, run_date, name)
     rows = raw_rows.append_column(key, _texts(raw_rows[name]))
@@ -661,7 +663,7 @@ def _without(rows: DataFrame, erased: ErasedUsers | None) -> DataFrame:
 
 
 def latest_rules(key: str, columns: Sequence[str], spec: FeatureSpec) -> Rules:
-    """Returns the rules for rows of the two tables: only lists may be null, and numbers must be finite."""
+    """Returns the rules for rows of users or items: only lists may be null, and numbers must be finite."""
     lists = {feature.name for feature in spec.multi_hot}
     not_null = [key, *(name for name in columns if name not in lists)]
     return Rules(not_null, {feature.name: FINITE for feature in spec.dense if feature.name in columns})

@@ -61,11 +61,12 @@ def latest_published_rows(
     spec: FeatureSpec,
     engine: Literal["auto", "sql", "arrow"],
 ) -> pa.Table | DataFrame:
-    """Returns the latest row of each key: the row with the largest row_id on the latest day.
+    """Returns the latest row of each key: the row with the largest row_id on the key's last day.
 
     Args:
         workers: the processes that run the tasks.
-        published: the rows to search. Each split of a day may be a separate element.
+        published: the rows to search. Two elements may have rows of the same day, for example of different
+            splits.
         key: the column of the key, such as user_key.
         columns: the features of the result, in addition to `key`.
         spec: the features of the published rows.
@@ -105,11 +106,12 @@ def latest_published_rows(
 
 
 def latest_rows(days: Sequence[tuple[str, DataFrame]], key: str, columns: Sequence[str]) -> DataFrame:
-    """Returns the latest row of each key: the row with the largest row_id on the latest day.
+    """Returns the latest row of each key: the row with the largest row_id on the key's last day.
 
     Args:
-        days: pairs of a date and a frame of rows of this date. The frames have the columns `key`, row_id and
-            `columns`. A frame that has the column `_dt` (the date of each row) may contain several days.
+        days: pairs of a date and a frame of rows of this date. The frames have the key, row_id and the
+            columns of `columns`. A frame that has the column `_dt` (the date of each row) may contain several
+            days.
         key: the column of the key, such as user_key.
         columns: the columns of the result, in addition to `key`.
     """
@@ -127,8 +129,8 @@ def _latest_of(
 ) -> Iterator[pa.RecordBatch]:
     """Runs one task: returns the latest row of each key in one file, with the column `_dt`.
 
-    The tasks reduce the rows of the files before an aggregation. This is much faster than aggregating all
-    rows in Spark, because Spark sorts rows to aggregate structs.
+    Each task returns only one row per key of its file, and Spark aggregates these rows. This is much faster
+    than aggregating all rows in Spark, because Spark sorts rows to aggregate structs.
 
     Args:
         of_files: pairs of a date and the path of a file with rows of this date.
@@ -142,7 +144,7 @@ def _latest_of(
 
 
 def latest_schema(key: str, columns: Sequence[str], spec: FeatureSpec) -> pa.Schema:
-    """Returns the schema of the rows that the functions below return: key, row_id and features.
+    """Returns the schema of the rows that `latest_in_days` returns: key, row_id and features.
 
     Args:
         key: the column of the key (string), such as user_key.
@@ -155,7 +157,9 @@ def latest_schema(key: str, columns: Sequence[str], spec: FeatureSpec) -> pa.Sch
 
 
 def latest_in_days(days: Sequence[Sequence[str]], key: str, schema: pa.Schema) -> pa.Table:
-    """Returns the latest row of each key, sorted by key: the row with the largest row_id on the latest day.
+    """Returns the latest row of each key, sorted by key.
+
+    The latest row is the row with the largest row_id on the key's last day.
 
     Only one day is in memory at a time, apart from the result.
 

@@ -1,7 +1,7 @@
-"""Finds the index of a string in an array of distinct strings, and adds up the counts of distinct values.
+"""Finds the indices of strings in an array of distinct strings, and adds up counts of distinct values.
 
-Workers look up values in vocabularies, and keys in tables of statistics. Sums merge the value counts of file
-splits and days.
+Workers use `Lookup` for values of vocabularies, and for keys of tables with statistics. `Sums` merges the
+value counts of file splits and days: it adds up the counts of equal values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conf.errors import InfrastructureError
 from etl.native.library import VERSION, Handle, is_built, library, string_addresses
 
 _ALIGNED = 64
-_DIGEST_BYTES = 16  # size of an XXH3-128 digest
+_DIGEST_BYTES = 16  # size of an XXH3-128 digest in bytes
 
 
 class SealedFile:
@@ -52,7 +52,7 @@ class SealedFile:
 
 
 def map_sealed(path: Path) -> pa.Buffer:
-    """Maps a file of `SealedFile` into memory, and returns its bytes without the digest.
+    """Maps a file of the class `SealedFile` into memory. Returns its bytes without the digest.
 
     With a damaged hash table, a lookup could return wrong indices, read outside of the table's memory, or
     never end. So the digest of all bytes is compared with the stored digest. This takes less time than
@@ -76,7 +76,7 @@ class HashTable:
 
     Attributes:
         slots, offsets, data: the arrays of the hash table (etl/native/values.h).
-        seed: the seed of the hash. The process that built the table chose it at random.
+        seed: the seed of the hash. The process that built the table chose the seed at random.
     """
 
     slots: pa.Buffer
@@ -160,10 +160,11 @@ class Lookup:
 
     @classmethod
     def load(cls, path: Path) -> tuple[Lookup, np.ndarray]:
-        """Maps a file that `save` wrote into memory. Returns the lookup, and the (n,) ids of its values.
+        """Maps a saved lookup (`save`) into memory. Returns the lookup, and the (n,) ids of its values.
 
         Raises:
-            ValueError: the file was not written by `save`, was changed since then, or has another version.
+            ValueError: the file is not a saved lookup, has another version of the format, or was changed
+                after `save`.
         """
         whole = map_sealed(path)
         head = np.frombuffer(whole.slice(0, 48), np.int64) if whole.size >= 48 else np.zeros(6, np.int64)

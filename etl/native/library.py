@@ -20,7 +20,7 @@ from conf.errors import InfrastructureError
 
 # Path of the library below sys.prefix. setup/build_native.py copies the library to this path.
 LIBRARY = Path("lib/nightrank/libnightrank.so")
-VERSION = 6  # version of the interface; must be equal to the number in etl/native/scan.cpp
+VERSION = 6  # version of the interface; etl/native/scan.cpp must have the same number
 
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -82,7 +82,7 @@ def _open() -> ctypes.CDLL | None:
 class Handle:
     """A reference to an object that the compiled library has allocated.
 
-    The object is freed after this reference, and all arrays in the object's memory, have been deleted.
+    The object is freed when this reference and all arrays that use the object's memory have been deleted.
 
     Raises:
         MemoryError: the address is null, because the library could not allocate the object.

@@ -41,7 +41,7 @@ def open_mapped(
     """Returns a table that is mapped from a file of this machine.
 
     Args:
-        kind: a word for the name of the file.
+        kind: the kind of table, a word that becomes part of the file's name.
         identity: JSON values that identify the content of the file.
         write: function that writes the file to a path. If the table is too small for a file, it returns the
             table instead.
@@ -126,7 +126,8 @@ def _write_keyed(path: Path, files: tuple[str, ...]) -> Keyed | None:
     with SealedFile(columns) as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     lookup.save(path, np.zeros(len(table), np.int32))
-    # The file with the hash table gets its final name last, because `_load` gets this name.
+    # `open_mapped` gives the file with the hash table its final name after this function has returned. So if
+    # the file with the hash table exists, the file with the columns exists too.
     columns.replace(_columns(path))
     return None
 

@@ -1,6 +1,7 @@
-"""Converts raw bytes to dictionary arrays: lines of text, one array per field, and pages of Parquet columns.
+"""Converts raw bytes, which are lines of text or pages of Parquet columns, to dictionary arrays.
 
-The scanners scan.cpp and json.cpp find the fields of lines. pages.cpp decodes dictionary-encoded pages.
+The scanners scan.cpp and json.cpp find the fields of lines, and return one array per field. pages.cpp decodes
+dictionary-encoded pages, and returns one array per column.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from etl.native.library import Handle, library, string_addresses
 # The scanner stores positions in a block as 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
 _OTHERS_AT_ONCE = 1 << 17  # Maximum number of JSON lines that are copied at once for another reader.
-_REASONS = ("", "field_count", "not_utf8")  # In the order of the library's numbers of reasons.
+_REASONS = ("", "field_count", "not_utf8")  # reasons[i] has the number i in the library
 
-# Takes the texts of n lines. Returns one array of n values per field, and n reasons why a line cannot be
-# split (or null).
+# Takes the texts of n lines. Returns one array of n values per field, and an array of n reasons. The reason
+# is null for a line that can be split.
 SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
 
 class Rejections(Mapping[int, str]):
-    """Maps the indices of rejected lines or rows, ascending, to the reasons. An entry needs 12 bytes.
+    """Maps the indices of rejected lines or rows, ascending, to their reasons.
 
-    A dict would need 100 bytes per entry, and a block of hostile bytes can consist of millions of rejected
-    lines.
+    An entry needs 12 bytes. A dict would need 100 bytes per entry, and a block of hostile bytes can consist
+    of millions of rejected lines.
 
     Attributes:
         indices: (n,) int64, ascending.
-        codes: (n,) int32: the index in `reasons` of each reason.
+        codes: (n,) int32. codes[i] is the index in `reasons` of the reason for indices[i].
         reasons: the distinct reasons.
     """
 
@@ -42,7 +43,7 @@ class Rejections(Mapping[int, str]):
         self.indices, self.codes, self.reasons = indices, codes, tuple(reasons)
 
     def __getitem__(self, index: int) -> str:
-        """Returns the reason of a line or row; raises KeyError if it is not rejected."""
+        """Returns the reason of a line or row; raises KeyError if the line or row is not rejected."""
         place = int(np.searchsorted(self.indices, index))
         if place == len(self.indices) or self.indices[place] != index:
             raise KeyError(index)
@@ -75,7 +76,7 @@ class Rejections(Mapping[int, str]):
 
 
 class RejectedRows:
-    """Collects the first reason for which each row of a block is rejected.
+    """Collects the rejected rows of a block, with one reason for each row.
 
     Args:
         rows: number of rows of the block.
@@ -124,7 +125,7 @@ class RejectedRows:
 
 
 def rejections_of(pairs: Iterable[tuple[int, str]]) -> Rejections:
-    """Returns the rejections for pairs (index, reason), which may be in any order. No index occurs twice."""
+    """Returns the rejections for pairs (index, reason) in any order. No index may occur twice."""
     ordered = sorted(pairs)
     reasons = {reason: code for code, reason in enumerate(dict.fromkeys(reason for _, reason in ordered))}
     indices = np.array([index for index, _ in ordered], np.int64)

@@ -97,7 +97,8 @@ class DifferenceLag(RowChanger):
         groups, _ = groups_of(rows, self.by)
         times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in rows.column_names else []
         order = np.lexsort((integers_of(rows.column(ROW_ID)), *times, groups))
-        # places[i] is the row `lag` rows before row i in this order, or i itself if there is no such row.
+        # places[i] is the row that is `lag` rows before row i in `order`, or i itself if there is no such
+        # row.
         earlier = np.arange(len(rows)) - self.lag
         inside = (earlier >= 0) & (earlier < len(rows))
         inside[inside] = groups[order[earlier[inside]]] == groups[order[inside]]

@@ -1,4 +1,4 @@
-"""Expression: a formula over several columns."""
+"""Expression: computes a column by a formula over several columns."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Groupby(RowChanger):
         return rows.groupBy(*by).agg(*(value.alias(name) for name, value in {**carried, **computed}.items()))
 
     def apply_table(self, rows: pa.Table) -> pa.Table:
-        """Returns one row for each combination of values in the columns `by`, with the columns of `apply`.
+        """Returns one row for each combination of values in `by`, with the same columns as `apply`.
 
         Copied columns keep their dictionaries. The aggregates are arrays without dictionaries.
         """
@@ -156,7 +156,7 @@ class _OrderedGroups:
         starts, ends: (m,) int64. Group i has the values in [starts[i], ends[i]). No group is empty.
         present: the values that are not null, without a dictionary.
         groups: the group of each value in `present`.
-        counts: (m,) int64, the number of values of each group in `present`.
+        counts: (m,) int64, the number of values that each group has in `present`.
     """
 
     def __init__(self, values: pa.Array, starts: np.ndarray, ends: np.ndarray) -> None:
@@ -167,7 +167,7 @@ class _OrderedGroups:
         self.counts = np.bincount(self.groups, minlength=len(starts))
 
     def aggregate(self, name: Aggregate) -> pa.Array:
-        """Returns one value of each group."""
+        """Returns the aggregate `name` of each group."""
         match name:
             case "sum":
                 return self._sums()

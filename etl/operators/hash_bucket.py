@@ -29,7 +29,7 @@ def bucket_column(text: Column, buckets: int, first: int) -> Column:
 
 
 def bucket_array(texts: pa.Array, buckets: int, first: int) -> np.ndarray:
-    """Returns the id of each of n texts, shape (n,), int64. The ids equal those of `bucket_column`."""
+    """Returns the ids of n texts, shape (n,), int64, as `bucket_column` computes them in Spark."""
     return np.mod(xxhash64(texts), buckets) + first
 
 

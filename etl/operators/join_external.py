@@ -42,12 +42,12 @@ class ExternalColumn(Strict):
     optional: bool = Field(default=False, description="Whether files may lack the column.")
 
     def named(self, name: str) -> Column:
-        """Returns the column with a name."""
+        """Returns these settings as a column named `name`."""
         return Column(name=name, **self.model_dump())
 
 
 def _with_type(value: Any) -> Any:
-    """Converts a type to the settings of a column. Returns other values unchanged."""
+    """Converts the name of a type to the settings of a column. Returns other values unchanged."""
     return {"type": value} if isinstance(value, str) else value
 
 
@@ -192,7 +192,7 @@ class JoinExternal(Operator):
         """Returns the operator as an entry of `features.ops`. Parameters with default values are omitted."""
         entry = super().config()
         parameters = dict(entry.get(self.name) or {}) if isinstance(entry, dict) else {}
-        if self.format == "csv" and self.separator == ",":  # This was the default of earlier releases.
+        if self.format == "csv" and self.separator == ",":  # the earlier default, so digests stay equal
             del parameters["separator"]
         columns: dict[str, Any] = {}
         for name, column in self.columns.items():

@@ -149,7 +149,7 @@ class JoinGroupby(Operator):
     def _with_variances(self, rows: DataFrame, table: DataFrame) -> DataFrame:
         """Adds the variances to `table`, the frame of statistics by key.
 
-        To add the squared differences from the mean, the function reads `rows` a second time.
+        To sum the squared differences from the mean, the function reads `rows` a second time.
         """
         means = table.select(*GROUP, *(f"{column}_mean" for column in self.of))
         squares = rows.join(means, list(GROUP)).groupBy(*GROUP)

@@ -45,7 +45,7 @@ class FittedListSimilarity(RowWise):
         coded = pa.concat_arrays(flat).dictionary_encode()
         distinct, rows = max(len(coded.dictionary), 1), len(values[0])
         codes = np.split(coded.indices.to_numpy(), [len(flat[0])])
-        # The distinct (row, element) pairs of each side.
+        # The distinct pairs (row, element) of the left and of the right lists.
         sets = [
             np.unique(_rows(lists) * distinct + elements)
             for lists, elements in zip(values, codes, strict=True)

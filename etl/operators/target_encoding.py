@@ -37,7 +37,7 @@ def folds_of(row_ids: np.ndarray, folds: int) -> np.ndarray:
 
 
 def smoothed(total: Column, count: Column, prior: Column, smoothing: float) -> Column:
-    """Returns (total + smoothing * prior) / (count + smoothing). A small count gives nearly `prior`."""
+    """Returns (total + smoothing * prior) / (count + smoothing), which is nearly `prior` for small counts."""
     return (total + prior * smoothing) / (count + smoothing)
 
 
@@ -96,13 +96,13 @@ class FittedTargetEncoding(KeyedFitted):
 
     @property
     def training_days(self) -> tuple[str, ...]:
-        """Returns the days that the step was fitted on, as ISO dates."""
+        """Returns the days on which the step was fitted, as ISO dates."""
         return self.days
 
     def compute_training(
         self, values: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray
     ) -> list[pa.Array]:
-        """Returns the out-of-fold means of rows that the step was fitted on."""
+        """Returns the out-of-fold means of rows on which the step was fitted."""
         of = self.look_up(values, tables)
         folds = folds_of(row_ids, self.folds)
         totals, no_total = as_doubles(of("sum"))

@@ -1,7 +1,8 @@
-"""Finds the operators of the sections `features` and `prepare` by name, and contains their shared code.
+"""Finds the operators of the sections `features` and `prepare` by name.
 
-Each file of etl/operators is one operator. Other Python packages may have more operators. A module is
-imported only if a configuration or a stored workflow uses its operator.
+This package also contains the code that operators share. Each file of etl/operators is one operator. Other
+Python packages may add operators. A module is imported only if a configuration or a stored workflow uses its
+operator.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Found = tuple[type[Operator] | type[FrameOperator], type[Fitted] | None]
 
 
 class ColumnOperators(Mapping[str, tuple[type[Operator], type[Fitted]]]):
-    """The operators of the checkout for the section `features`, by name.
+    """The operators of etl/operators for the section `features`, by name.
 
     The module of an operator is imported when the operator is used.
     """
@@ -53,7 +54,7 @@ class ColumnOperators(Mapping[str, tuple[type[Operator], type[Fitted]]]):
 
 
 class FrameOperators(Mapping[str, type[FrameOperator]]):
-    """The operators of the checkout for the section `prepare`, by name.
+    """The operators of etl/operators for the section `prepare`, by name.
 
     The module of an operator is imported when the operator is used.
     """
@@ -73,11 +74,11 @@ class FrameOperators(Mapping[str, type[FrameOperator]]):
 
 
 def find_operator(name: str) -> tuple[Plugin, Found] | None:
-    """Returns the operator named `name`, and imports its module; None if there is no such operator.
+    """Returns the operator named `name`; None if it does not exist. Imports the operator's module.
 
     Raises:
-        ConfigError: two operators have this name, or the module of a package cannot be imported or does not
-            contain one operator with this name.
+        ConfigError: two operators have this name, or the module of a package cannot be imported, or this
+            module does not contain exactly one operator with this name.
     """
     plugin = OPERATOR.find(name)
     if plugin is None:
@@ -95,9 +96,10 @@ def find_operator(name: str) -> tuple[Plugin, Found] | None:
 
 
 def operator_in(module: ModuleType) -> Found:
-    """Returns the operator that a module defines, and the type of its fitted step; None for `prepare`.
+    """Returns the class of the operator that a module defines, and the class of its fitted step.
 
-    Both classes are defined in the module, and set `name` to the same value.
+    The module defines both classes, and they set `name` to the same value. An operator of the section
+    `prepare` has no fitted step, so the second result is None.
 
     Raises:
         ConfigError: the module does not define exactly one operator, or the fitted step does not belong to
@@ -129,7 +131,7 @@ def operator_in(module: ModuleType) -> Found:
 
 
 def _built_in(name: str) -> Found:
-    """Returns the operator of the checkout named `name`. Raises KeyError if there is no such operator."""
+    """Returns the operator of etl/operators named `name`. Raises KeyError if there is no such operator."""
     return _of_module(OPERATOR.built_in()[name], name)
 
 
@@ -152,7 +154,7 @@ def _wrong(plugin: Plugin, problem: str) -> ConfigError:
     )
 
 
-# Finds the operators of the sections `features` and `prepare` by name, and contains their shared code.
+# Creates the operators of the sections `features` and `prepare` from the entries of a configuration.
 
 # Operators for the section `features`, which transform columns.
 OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = ColumnOperators()
@@ -189,8 +191,8 @@ def operator_from_config(entry: Entry) -> Operator:
     """Creates the operator for an entry of `features.ops`, such as `log1p` or `{clip: {min: 0}}`.
 
     Raises:
-        ConfigError: the operator is unknown, or it belongs to a package and cannot be used (`find_operator`),
-            or a parameter is unknown, missing or not allowed.
+        ConfigError: the operator does not exist, or it belongs to an installed package and cannot be used
+            (`find_operator`), or a parameter is unknown, missing or not allowed.
     """
     return cast(Operator, _from_config(entry, "features.ops", OPERATORS, Operator))
 
@@ -204,7 +206,8 @@ def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
     """Returns the operator of the section `features` named `name`, and the type of its fitted step.
 
     Raises:
-        ConfigError: the operator does not exist, or the operator of a package cannot be used.
+        ConfigError: the operator does not exist, or it belongs to an installed package and cannot be used
+            (`find_operator`).
     """
     plugin_and_classes = find_operator(name)
     if plugin_and_classes is None or plugin_and_classes[1][1] is None:
@@ -213,25 +216,26 @@ def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
 
 
 def operator_extension(name: str) -> Plugin | None:
-    """Returns the operator of a package; None for an operator of the checkout (etl/operators).
+    """Returns the plug-in of an installed package that adds an operator; None for those of etl/operators.
 
     Raises:
-        ConfigError: two operators have the name of an installed extension.
+        ConfigError: a plug-in of an installed package has the same name as another operator.
     """
     return OPERATOR.find_in_package(name)
 
 
 def operator_digests(names: Iterable[str]) -> dict[str, str]:
-    """Returns the digest of the code of each operator that a Python package other than the checkout adds.
+    """Returns the digest of the code of each operator in `names` that an installed package adds.
 
-    Workflow versions and the inputs of tables depend on these digests. The result is empty if there are no
-    such operators. So installing a package does not change a workflow version that does not use it.
+    Workflow versions and the inputs of tables depend on these digests. Operators of etl/operators have no
+    digest in the result. So installing a package does not change the version of a workflow that does not use
+    the package.
 
     Args:
         names: the names of operators; a name may occur more than once.
 
     Raises:
-        ConfigError: the operator of a package cannot be used.
+        ConfigError: two operators have the same name, or the module of a package cannot be imported.
     """
     return digests_of(operator_extension(name) for name in dict.fromkeys(names))
 
@@ -245,7 +249,8 @@ def stored_fitted_type(name: str, package: str | None) -> type[Fitted]:
             etl/operators.
 
     Raises:
-        ConfigError: the operator does not exist here, or it belongs to another package.
+        ConfigError: the operator is not installed, or another package or etl/operators has an operator with
+            this name.
     """
     plugin_and_classes = find_operator(name)
     fitted = plugin_and_classes and plugin_and_classes[1][1]
@@ -273,10 +278,10 @@ def _from_config(
     known: Mapping[str, Any],
     kind: type[Operator] | type[FrameOperator],
 ) -> Parameters:
-    """Creates the operator for an entry of the section `where`.
+    """Creates the operator for an entry of the configuration's section `where`.
 
     Args:
-        known: the operators of the checkout for this section, by name.
+        known: the operators of etl/operators for this section, by name.
         kind: the base class of the operators of this section.
     """
     if isinstance(entry, Mapping) and len(entry) != 1:

@@ -1,6 +1,7 @@
-"""Conversions that operators share: of doubles, and of columns to codes and numbers of groups of rows.
+"""Conversions that operators share: doubles to features; columns to codes, numbers or groups.
 
-Operators that combine the rows with equal keys use the codes.
+The code of a value is its index in an array of distinct values. Operators that combine the rows with equal
+keys group rows by codes.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def from_doubles(values: Any, nulls: Any) -> pa.Array:
     return pa.array(values, pa.float64(), mask=nulls)
 
 
-# Columns of Arrow tables as codes and numbers, for operators that combine the rows with equal keys.
+# Converts columns of Arrow tables to codes and numbers, for operators that combine the rows with equal keys.
 
-# `groups_of` combines the codes of several columns into one int64. This is the largest number of
-# combinations. If there are more, `groups_of` first numbers the combinations that occur.
+# `groups_of` combines the codes of several columns into one int64. If more combinations than _LARGEST are
+# possible, `groups_of` first numbers the combinations that occur.
 _LARGEST = 2**62
 
 
@@ -67,8 +68,8 @@ def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
         column: n values, with or without a dictionary.
 
     Returns:
-        codes: (n,) int64, the index of each value; the number of distinct values for a null.
-        distinct: the dictionary, whose length is the number of distinct values. Some may not occur.
+        codes: (n,) int64, the index of each value in `distinct`; the length of `distinct` for a null.
+        distinct: the distinct values. Some of them may not occur in the column.
     """
     coded = encoded(column)
     indices = coded.indices.cast(pa.int64())
@@ -87,7 +88,7 @@ def groups_of(rows: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, int]:
     groups, size = np.zeros(len(rows), np.int64), 1
     for name in names:
         codes, distinct = codes_of(rows.column(name))
-        values = len(distinct) + 1  # Null counts as a value of its own
+        values = len(distinct) + 1  # null is treated as one more value
         if size > _LARGEST // values:
             kept, groups = np.unique(groups, return_inverse=True)
             size = len(kept)
@@ -96,7 +97,7 @@ def groups_of(rows: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, int]:
 
 
 def dense_codes(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:
-    """Replaces the codes that occur by consecutive numbers from 0, in the same order.
+    """Replaces the distinct codes by consecutive numbers from 0, in the same order.
 
     Args:
         codes: (n,) int64, each below `size`.
@@ -104,7 +105,7 @@ def dense_codes(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:
 
     Returns:
         dense: (n,) int64
-        count: the number of codes that occur.
+        count: the number of distinct codes.
     """
     if size > 4 * len(codes) + 1024:
         kept, dense = np.unique(codes, return_inverse=True)

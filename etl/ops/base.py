@@ -1,11 +1,10 @@
 """The base classes of operators: their parameters, feature operators, and operators of the section `prepare`.
 
-Parameters are a pydantic model whose errors contain operator, parameter and value.
-
-An `Operator` holds parameters, which are checked when it is constructed. Its method `bind` takes columns with
-their types and returns `Step`s. A step is an operator with named input and output columns. The method `fit`
-takes a step and the statistics of the training rows that this step needs, and returns a `Fitted`. A `Fitted`
-is immutable and is stored as JSON.
+Parameters are a pydantic model whose errors name the operator, the parameter and the value. An `Operator`
+holds parameters, which are checked when the object is constructed. Its method `bind` takes columns with their
+types and returns `Step`s. A step is an operator with named input and output columns. The method `fit` takes a
+step and the statistics of the training rows that this step needs, and returns a `Fitted`. A `Fitted` is
+immutable and is stored as JSON.
 
 A fitted step returns the same results in both engines, `sql` and `arrow`. In the engine `sql`, the step's
 method `apply` builds Spark column expressions and joins. In the engine `arrow`, the step's method `compute`
@@ -114,7 +113,7 @@ def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence
 
 
 def _path(location: tuple[Any, ...], values: Any) -> tuple[Any, ...]:
-    """Returns the keys and indices of an error's location, without names of types that pydantic adds."""
+    """Returns the keys and indices in an error's location, without the names of types that it contains."""
     path: list[Any] = []
     for part in location:
         if (isinstance(values, Mapping) and part in values) or (
@@ -156,9 +155,9 @@ class Fitted(ABC):
     """A fitted step computes values of `outputs` from values of `inputs`, row by row.
 
     Attributes:
-        out_of_fold: whether the outputs of a training row differ from the outputs of an equal row that is not
-            a training row. If true, `compute_training` computes the outputs of training rows from the
-            positions of these rows.
+        out_of_fold: whether the outputs of a training row may differ from the outputs of an equal row that is
+            not a training row. If true, `compute_training` computes the outputs of training rows. This method
+            also receives the ids of these rows.
         takes_codes: whether `compute` and `compute_training` accept dictionary-encoded arrays, and lists with
             dictionary-encoded elements. Otherwise, arrays are decoded first.
     """
@@ -173,7 +172,7 @@ class Fitted(ABC):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Returns `rows`, joined with the tables that the step looks up, and one expression per output.
+        """Returns `rows`, joined with the tables that the step needs, and one expression per output.
 
         Args:
             values: one Spark expression over `rows` for each input.
@@ -190,16 +189,17 @@ class Fitted(ABC):
     def compute_training(
         self, values: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray
     ) -> list[pa.Array]:
-        """Does the same as `compute` for the rows on which the step was fitted.
+        """Returns one Arrow array per output, for rows on which the step was fitted.
 
-        Called only for `out_of_fold` steps. `row_ids` are the ids of these rows, shape (n,), int64: the
-        position of a row in the log of its day, or in the frame on which the step was fitted.
+        This method replaces `compute` for these rows. It is called only for `out_of_fold` steps. `row_ids`
+        are the ids of these rows, shape (n,), int64. The id of a row is its position in the log of its day,
+        or in the frame on which the step was fitted.
         """
         return self.compute(values, tables)
 
     @property
     def training_days(self) -> tuple[str, ...]:
-        """Returns the days that an `out_of_fold` step was fitted on, as ISO dates."""
+        """Returns the days on which an `out_of_fold` step was fitted, as ISO dates."""
         return ()
 
     def state(self) -> dict[str, Any]:
@@ -339,7 +339,7 @@ class Operator(Parameters, ABC):
         raise self._not_in_memory()
 
     def probabilities(self) -> tuple[float, ...]:
-        """Returns the probabilities of the quantiles of the first input that `fit` needs."""
+        """Returns the probabilities for which `fit` needs quantiles of the first input."""
         raise NotImplementedError(f"internal error, please report: {self.name} has no quantiles")
 
     def statistic(self, kind: Type) -> MergeableStatistic:
@@ -349,7 +349,8 @@ class Operator(Parameters, ABC):
     def groups(self, rows: DataFrame) -> DataFrame:
         """Computes the statistics by key of several steps of this operator in one aggregation.
 
-        The two columns in `GROUP` (etl/ops/keyed.py) contain the step and the key of a row.
+        The two columns in `GROUP` (etl/ops/keyed.py) contain the number of a step and the key of a row in
+        this step.
 
         Args:
             rows: the training rows with the columns of `reads()` and of `GROUP`. Each training row occurs
@@ -378,7 +379,7 @@ class Operator(Parameters, ABC):
         return False
 
     def group_parts(self, rows: GroupedRows) -> GroupParts:
-        """Returns statistics of some training rows by key, to be merged into the statistics of all rows.
+        """Returns the statistics by key of some training rows, as parts that can be merged.
 
         Raises:
             ConfigError: the operator does not define this method.
@@ -386,11 +387,14 @@ class Operator(Parameters, ABC):
         raise self._not_in_memory()
 
     def group_means(self, parts: GroupParts) -> dict[str, np.ndarray]:
-        """Returns means over all training rows for `group_squares`: (parts.size,) float64 arrays by name."""
+        """Returns the means by key that `group_squares` needs, by name: (parts.size,) float64 arrays.
+
+        `parts` are the merged parts of all training rows.
+        """
         return {}
 
     def group_squares(self, rows: GroupedRows, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the sums that a second pass over some of the rows adds to `GroupParts.sums`.
+        """Returns the sums by key that the second pass over some rows adds to `GroupParts.sums`.
 
         Args:
             rows: some of the training rows.
@@ -405,8 +409,8 @@ class Operator(Parameters, ABC):
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
         """Returns additional values for `fit`, computed from statistics over all training rows.
 
-        `whole` maps the name of each of these statistics to its value. It is empty if there are no training
-        rows.
+        `whole` maps the name of each of these statistics to its value. `whole` is empty if there are no
+        training rows.
         """
         return {}
 
@@ -471,10 +475,10 @@ Engine = Literal["sql", "arrow"]
 
 
 def choose_engine(wanted: Literal["auto", "sql", "arrow"]) -> Engine:
-    """Returns the engine `wanted`, or chooses an engine if `wanted` is `auto`.
+    """Returns the engine `wanted`, or `arrow` if `wanted` is `auto`.
 
-    `auto` chooses `arrow`, which is faster than `sql`, even on a GPU (docs/decisions/operators.md#0075).
-    The size of the tables does not matter, because workers map them into memory (etl/native/mapped_files.py).
+    `arrow` is faster than `sql`, even on a GPU (docs/decisions/operators.md#0075). The choice does not depend
+    on the size of tables, because workers map tables into memory (etl/native/mapped_files.py).
     """
     return "arrow" if wanted == "auto" else wanted
 
@@ -501,7 +505,7 @@ class FrameOperator(Parameters, ABC):
 
 
 class RowFilter(FrameOperator):
-    """An operator that drops rows. The day's row counts contain the number of dropped rows as `reason`."""
+    """An operator that drops rows. The day's row counts name the number of dropped rows `reason`."""
 
     @property
     @abstractmethod

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Kind = Literal["number", "text", "truth"]
 
 # Maximum number of characters of a formula, and maximum depth of its operations. The depth is limited because
-# each level of operations takes a few nested calls.
+# each level of operations needs a few nested calls of the compiler.
 _MOST_TEXT = 20_000
 _MOST_DEPTH = 150
 _MOST_SHOWN = 500  # maximum number of characters of a formula in a message
@@ -148,8 +148,8 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
     return matches(texts, pattern[0].as_py()) if len(texts) else pa.array([], pa.bool_())
 
 
-# Maps the names of columns to their values: the input of a compiled formula. In the engine `arrow`, it also
-# needs the number of rows, to repeat constants.
+# Maps the names of columns to their values: the input of a compiled formula. In the engine `arrow`, the
+# compiled formula also needs the number of rows, to repeat constants.
 Columns: TypeAlias = "Mapping[str, Column]"
 Arrays = Mapping[str, pa.Array]
 

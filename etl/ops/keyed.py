@@ -1,4 +1,4 @@
-"""Shared code of operators that store statistics by key in a table: exact sums, joins and lookups."""
+"""Code for operators that look up statistics by key in a table: exact sums, joins and lookups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 KEY = "key"
-# Columns by which statistics are grouped: the number of a table, and the key in this table.
+# Columns by which statistics are grouped: the number of a step, and the key of a row in the step's table.
 GROUP = ("_table", "_key")
 # Values are rounded to multiples of 2**-24 (6e-8), so that sums do not depend on the order of rows.
 _UNITS = float(2**24)
@@ -39,7 +39,7 @@ def exact_sum(value: Column) -> Column:
 
 @dataclass(frozen=True)
 class KeyedFitted(Fitted):
-    """A fitted step that builds a key from its inputs for each row, and looks up the key in a table."""
+    """A fitted step that forms a key from the inputs of each row, and looks up this key in a table."""
 
     takes_codes: ClassVar[bool] = True
     table: str = ""
@@ -61,7 +61,7 @@ class KeyedFitted(Fitted):
     def look_up(
         self, values: Sequence[pa.Array], tables: LocalTables, types: Mapping[str, pa.DataType] | None = None
     ) -> LookedUp:
-        """Looks up the key of each of n rows in the step's table.
+        """Finds the key of each of n rows in the step's table.
 
         Args:
             values: one array of n values for each input. They may be dictionary-encoded.
@@ -96,7 +96,7 @@ class LookedUp:
     types: Mapping[str, pa.DataType]
 
     def __call__(self, name: str, rows: np.ndarray | None = None) -> pa.Array:
-        """Returns the values of a table's column, one for each row; null if the table lacks the key.
+        """Returns the values of a table's column for each row; null for a row whose key the table lacks.
 
         Args:
             name: the name of the column.

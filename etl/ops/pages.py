@@ -102,7 +102,7 @@ def _page(title: str, intro: str, names: Sequence[str]) -> str:
 
 
 def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
-    """Returns the table of an operator's parameters, and sentences about its column types and engine."""
+    """Returns the table of an operator's parameters, and sentences about the columns that it accepts."""
     facts = [field_table(operator) if operator.model_fields else "No parameters.\n"]
     for name, info in operator.model_fields.items():
         for section in _sections(info.annotation):

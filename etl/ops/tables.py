@@ -41,12 +41,12 @@ def vocabulary_key(name: str) -> str:
 
 @dataclass(frozen=True)
 class LocalTables:
-    """Opens the tables of a workflow version in a Python worker. The `arrow` engine looks up values in them.
+    """Opens the tables of a workflow version in a Python worker.
 
-    The object is small and picklable.
+    In the engine `arrow`, steps look up values in these tables. The object is small and picklable.
 
     Attributes:
-        files: maps each table to its Parquet files.
+        files: maps the name of each table to its Parquet files.
         latest: the last training day of the workflow, in days since 1970-01-01.
     """
 
@@ -67,7 +67,7 @@ class LocalTables:
         return list(self.files)
 
     def entries(self, names: Sequence[str], ids: Sequence[int]) -> pa.Table:
-        """Returns the entries (column, id, value) with the ids `ids` of the vocabularies `names`.
+        """Returns the entries (column, id, value) of the vocabularies `names` whose ids are in `ids`.
 
         Raises:
             DataError: a file does not exist, or is damaged.
@@ -99,10 +99,11 @@ class Tables:
     """The tables of a workflow version as Spark frames, which the `sql` engine joins.
 
     Attributes:
-        frames: maps each table to its frame. The table `vocabulary` has the columns `column`, `value`, `id`,
-            `count` and `last_seen`. All other tables have a string column `key`, and the columns to look up.
-        rows: maps each table to its number of rows, and `vocabulary/<name>` to the number of values of the
-            vocabulary.
+        frames: maps the name of each table to its frame. The table `vocabulary` has the columns `column`,
+            `value`, `id`, `count` and `last_seen`. All other tables have a string column `key`, and the
+            columns to look up.
+        rows: maps the name of each table to its number of rows, and `vocabulary/<name>` to the number of
+            values of a vocabulary.
         broadcast_max_rows: maximum number of rows of a table that Spark broadcasts to every task.
         local: the tables of this version for Python workers.
     """

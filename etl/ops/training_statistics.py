@@ -1,13 +1,12 @@
 """The statistics of the training rows that operators can request, and the base class for new statistics.
 
 An operator sets in `needs` which statistics its method `fit` gets. The fit computes them in rounds
-(etl/fit/rounds.py). It uses the value counts of the training days if these suffice, otherwise the training
-rows, with one pass per kind of statistic. An operator never reads rows itself.
+(etl/fit/rounds.py). The fit uses the value counts of the training days if they suffice, and reads the
+training rows otherwise. An operator never reads rows itself.
 
-Array statistics are statistics of rows in the memory of one process.
-They equal the results of Spark aggregates. Statistics by key are computed in parts (`GroupParts`), which are
-merged key by key. Parts consist of integers, minima and maxima, so the result does not depend on how the rows
-are divided into parts.
+Statistics of rows in the memory of one process are computed from arrays. They equal the results of Spark's
+aggregates. Statistics by key are computed in parts (`GroupParts`), which are merged key by key. Parts consist
+of integers, minima and maxima, so the result does not depend on how the rows are divided into parts.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 
 from etl.ops.arrays import from_doubles
 
+# The kinds of statistics that an operator may need.
 # moments: exact mean and standard deviation. aggregates: the result of `Operator.aggregates`. quantiles: the
 # exact quantiles of `Operator.probabilities`. mergeable: the result of `Operator.statistic`. counts: a
 # vocabulary. groups: a keyed table, computed by `Operator.groups`. external: the rows of an external table.
@@ -49,8 +49,8 @@ class Moments:
 class Statistics:
     """The statistics of the training rows that one step needs for its fit.
 
-    `Operator.needs` says which statistics these are. The attributes of all other statistics have their
-    default values.
+    `Operator.needs` says which statistics these are. Attributes for other statistics have their default
+    values.
 
     Attributes:
         quantiles: maps each probability to its quantile: the smallest value v such that at least this share
@@ -74,13 +74,14 @@ class MergeableStatistic(ABC):
     """A statistic of one column that an operator defines. It is computed in parts, which are then merged.
 
     The operator sets `needs = "mergeable"` and returns an object of this class from `Operator.statistic`.
-    The operator's method `fit` reads the result from `Statistics.merged`. The statistic need not be
+    The operator's method `fit` reads the result from `Statistics.merged`. The statistic does not have to be
     registered.
 
     There are two ways to compute the statistic:
 
-    * From value counts, one task measures each file of counts and merges the states. No row is read, and no
-      JVM is needed. If there are only blocks of rows, their values are counted first.
+    * From value counts, one task per statistic measures the files of counts one after the other, and merges
+      the states. The tasks read no row, and need no JVM. If there are only blocks of rows, their values are
+      counted first.
     * From frames of rows, Python tasks of Spark measure Arrow batches (`mapInArrow`). All mergeable
       statistics of a round share this pass. Each task merges the states of its batches. Then one task per
       statistic merges the states of all tasks, so the driver receives one state for each statistic. On a GPU
@@ -261,7 +262,7 @@ def _limbs_of_large(units: np.ndarray) -> list[np.ndarray]:
 
 
 def doubles_of_sums(sums: np.ndarray) -> pa.Array:
-    """Returns the sums that `GroupedNumbers.sums` computes as float64, rounded once.
+    """Converts results of `GroupedNumbers.sums` to float64. Each sum is rounded once.
 
     A sum is null if one of its numbers was too large, or if its absolute value is 5e30 or more.
 
@@ -317,7 +318,7 @@ class GroupParts:
     most: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def count(self, name: str) -> np.ndarray:
-        """Returns numbers of rows, shape (size,), int64."""
+        """Returns the number of rows of each group that `sums[name]` contains, shape (size,), int64."""
         return np.ascontiguousarray(self.sums[name][:, 0])
 
     def regrouped(self, groups: np.ndarray, size: int) -> GroupParts:
@@ -337,14 +338,14 @@ class GroupParts:
         )
 
     def to_arrays(self) -> dict[str, pa.Array]:
-        """Returns the parts as columns: maps names to arrays of `size` values."""
+        """Returns the parts as columns: arrays of `size` values, by name."""
         arrays = {f"s/{n}/{i}": pa.array(v[:, i]) for n, v in self.sums.items() for i in range(v.shape[1])}
         arrays |= {f"l/{name}": pa.array(values) for name, values in self.least.items()}
         return arrays | {f"m/{name}": pa.array(values) for name, values in self.most.items()}
 
     @classmethod
     def from_table(cls, table: pa.Table) -> GroupParts:
-        """Returns the parts from the columns that `to_arrays` returned. Other columns are ignored."""
+        """Returns the parts from a table with the columns of `to_arrays`. Other columns are ignored."""
         numbers = {name: table[name].to_numpy() for name in table.column_names if name[1:2] == "/"}
         sums: dict[str, list[np.ndarray]] = {}
         for column in (name for name in numbers if name.startswith("s/")):
@@ -403,7 +404,7 @@ def extremes(values: pa.Array) -> dict[str, Any]:
 
 
 def merge_extremes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the smallest and the largest value of two parts, from the `extremes` of both parts."""
+    """Returns the smallest and the largest value of two parts together, from the results of `extremes`."""
     merged = {}
     for name, choose in (("min", min), ("max", max)):
         present = [part[name] for part in (first, second) if part[name] is not None]

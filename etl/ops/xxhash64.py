@@ -123,7 +123,7 @@ def _of_one_length(rows: np.ndarray, length: int, seed: np.uint64) -> np.ndarray
 
 
 def _mixed(hashed: np.ndarray) -> np.ndarray:
-    """Runs the last steps of the algorithm ("avalanche")."""
+    """Runs the last steps of the algorithm on each hash ("avalanche")."""
     hashed = (hashed ^ (hashed >> np.uint64(33))) * _P2
     hashed = (hashed ^ (hashed >> np.uint64(29))) * _P3
     return hashed ^ (hashed >> np.uint64(32))

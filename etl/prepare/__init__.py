@@ -1,1 +1,1 @@
-"""Prepares a day's rows without Spark: adds histories, negatives, attributes, positions and new columns."""
+"""Prepares a day's rows for features: adds histories, negatives, attributes, positions and new columns."""

@@ -26,7 +26,7 @@ from storage.lineage import NOT_RECORDED, LineageRecorder
 
 @dataclass(frozen=True)
 class ReadBlock:
-    """The rows of a block that has no rejected rows, and their position in the file.
+    """The rows of a block without rejected rows, and the places of these rows in the file.
 
     Attributes:
         path: path of the file.
@@ -80,7 +80,7 @@ def read_whole_table(
 
 
 def _blocks(table: RawTable, paths: tuple[str, ...]) -> Iterator[tuple[str, int, RawBlock]]:
-    """Yields the blocks of all files in order: (path, number of lines of the file before it, block)."""
+    """Yields the blocks of all files in order: (path, number of lines before the block, block)."""
     reader = open_table(table, paths)
     path, lines = "", 0
     for file_split in reader.splits():
@@ -135,7 +135,8 @@ def read_attribute_table(
 
     Raises:
         DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/row_rules.py, or a
-            key is null or occurs more than once. A join with duplicate keys would multiply rows.
+            key is null or occurs more than once. If a key occurred twice, a join would return a row of the
+            log twice.
         ConfigError: a column has a Parquet type that its declared type cannot hold.
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
@@ -236,7 +237,7 @@ def _require_unique_keys(rows: pa.Table, keys: Sequence[str], read: Sequence[Rea
     for name in keys:
         ranks = _ranks(one_array(rows[name]))
         is_null |= ranks == 0
-        # `codes` and `ranks` are at most n, so their product fits into 64 bits.
+        # `codes` and `ranks` are at most n, so the numbers here fit into 64 bits.
         codes = np.unique(codes * (len(rows) + 1) + ranks, return_inverse=True)[1]
     counts = np.bincount(codes)
     different = len(np.unique(codes[~is_null]))
@@ -260,7 +261,7 @@ def _require_unique_keys(rows: pa.Table, keys: Sequence[str], read: Sequence[Rea
 
 
 def _ranks(column: pa.Array) -> np.ndarray:
-    """Returns the rank of each of n values among the distinct values, from 1; 0 for null: (n,) int64.
+    """Returns the ranks of n values among the distinct values, from 1; 0 for null: (n,) int64.
 
     Texts are ordered by their UTF-8 bytes, as in Spark.
     """

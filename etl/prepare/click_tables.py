@@ -32,7 +32,7 @@ from storage.read_parquet import errors_of_file
 
 _STORED = {USER_KEY: pa.string(), ITEMS: pa.list_(pa.string()), TIMES: pa.list_(pa.int64())}
 
-# If more clicks than this are in memory, they are reduced to the last clicks of each user.
+# If more clicks than this number are in memory, only the last clicks of each user are kept.
 _MERGE_CLICKS = 2_000_000
 
 
@@ -51,9 +51,9 @@ class ClickFiles:
     length: int
 
     def read(self, users: pa.Array | None = None) -> pa.Table:
-        """Returns the last clicks, with one row for each user with a click: user_key, items and times.
+        """Returns the last clicks of users, with one row for each user with a click.
 
-        The columns are the same as in etl.prepare.histories.merge_days.
+        The columns are user_key, items and, if the log has times, times (etl.prepare.histories.merge_days).
 
         Args:
             users: the keys of the users to read (string, or a dictionary of strings); None for all users.
@@ -80,7 +80,7 @@ class ClickTables:
     """Reads the clicks before a day, from a log that is stored by day. Publishes partitions that are missing.
 
     A day is usable if it has a raw log, or if its partition was published before its raw log was deleted. The
-    raw log of a published day is not read again.
+    raw log of a published day is read again only if the log or the settings have changed.
 
     Attributes:
         plan, history: the plan of the run, and the section `history`.
@@ -142,10 +142,10 @@ class ClickTables:
 
 
 def click_tables(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | None:
-    """Returns the reader of the clicks of earlier days.
+    """Returns an object that reads the clicks of earlier days.
 
-    In Spark, `clicks_before` of etl.spark.frame_passes does the same. Returns None if there are no histories,
-    or if the log is one table.
+    Returns None if there are no histories, or if the log is one table. In Spark, `clicks_before` of
+    etl.spark.frame_passes does the same.
     """
     if plan.config.history is None or plan.is_divided:
         return None
@@ -159,7 +159,7 @@ def clicks_of_log(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> Iterato
 
 
 def clicks_of_parts(parts: Iterator[pa.Table], length: int, *, timed: bool) -> pa.Table:
-    """Returns the last `length` clicks of each user from tables of rows, like `histories.recent_clicks`.
+    """Returns the last `length` clicks of each user in some tables of rows, as `recent_clicks` returns them.
 
     Args:
         parts: tables of rows in any order. The rows of a user may be in several tables.
@@ -172,7 +172,7 @@ def clicks_of_parts(parts: Iterator[pa.Table], length: int, *, timed: bool) -> p
     waiting: list[pa.Table] = []
     for part in parts:
         waiting.append(recent_clicks(part, length))
-        # Each merge reads all clicks, so merge only after their number has doubled.
+        # Each merge reads all clicks in memory, so merge only after their number has doubled.
         if sum(map(len, waiting)) > max(_MERGE_CLICKS, len(merged)):
             merged, waiting = recent_clicks(pa.concat_tables([merged, *waiting]), length), []
     return recent_clicks(pa.concat_tables([merged, *waiting]), length) if waiting else merged

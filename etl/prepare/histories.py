@@ -1,11 +1,9 @@
 """Computes histories of rows in Arrow tables: the items that the row's user clicked last before the row.
 
-The section `history` may also ask for the ages of the items: the seconds from the click of each item to the
-click of the first item of the list.
-
-The rules and the results are the same as in etl/spark/frame_passes.py. No Python code loops over rows or
-users. Rows are sorted once, so that the clicks of a user are adjacent. Each history is a slice of this array
-of clicks.
+With `history.ages`, a history also has the ages of its items: the seconds from the click of each item to the
+click of the first item of the list. etl/spark/frame_passes.py computes the same histories from Spark frames.
+No Python code loops over rows or users. Rows are sorted once, so that the clicks of a user are adjacent. Each
+history is a slice of this array of clicks.
 
 The clicks of users are stored in two forms. The table `last_clicks` of a lake has one row per user: user_key,
 items (list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). The
@@ -98,13 +96,13 @@ def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = Non
 
 
 def last_clicks(rows: pa.Table, length: int) -> pa.Table:
-    """Returns the last `length` clicks, with one row per user with a click: user_key, items and times.
+    """Returns the last `length` clicks of each user, with one row per user: user_key, items and times.
 
     The columns items and times are lists, with the oldest click first. Without event_time in `rows`, the
     column times is missing.
 
     Args:
-        rows: all rows of some users, with the columns of `recent_clicks`.
+        rows: all rows of some users, with the columns that `recent_clicks` needs.
         length: maximum number of clicks to keep for a user.
     """
     return lists_of_clicks(recent_clicks(rows, length))
@@ -243,13 +241,13 @@ def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
 
 @dataclass(frozen=True)
 class _Keyed:
-    """An array of keys. It is stored as int32 codes, which are indices of the strings in `keys`."""
+    """An array of keys, stored as int32 codes. A code is the index of a string in `keys`."""
 
     codes: np.ndarray
     keys: pa.Array
 
     def compact(self) -> _Keyed:
-        """Returns the same values without the keys that do not occur."""
+        """Returns an equal array whose `keys` contain only keys that occur in the array."""
         used = np.zeros(len(self.keys), bool)
         used[self.codes] = True
         if used.all():
@@ -278,7 +276,7 @@ class _Older:
 
 @dataclass(frozen=True)
 class _Timelines:
-    """All clicks of all users in one array. The clicks of a user are adjacent, with the most recent first.
+    """The clicks of all users, in one array. The clicks of a user are adjacent, with the most recent first.
 
     Attributes:
         items: m items.
@@ -324,9 +322,11 @@ def _timelines(today: np.ndarray, items: _Keyed, older: _Older, times_today: np.
 def _rows_with_later_clicks(
     older: _Older, users: np.ndarray, times: np.ndarray, known: np.ndarray, length: int
 ) -> np.ndarray:
-    """Returns the indices of rows that some clicks of earlier days may not precede.
+    """Returns the indices of rows whose time must be compared with the times of clicks of earlier days.
 
-    Such rows exist because the time of a row may precede the day of its partition.
+    All other rows are later than the clicks of earlier days. The comparison is needed because the time of a
+    row may precede the day of its partition. If a user has `length` clicks before the row on the same day,
+    the history needs no click of an earlier day.
 
     Args:
         older: the clicks of earlier days. A click without a time does not precede any row.
@@ -352,13 +352,13 @@ def _earlier_than_rows(
     known: np.ndarray,
     length: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the histories of rows. Clicks of earlier days are used only if they precede the row.
+    """Returns the histories of rows. A history has a click of an earlier day only if it precedes the row.
 
     Args:
         timelines, older: the clicks of all users on all days, and their clicks on earlier days.
         users, times, known: (n,) for each row: its user, its time (µs), and the number of clicks of this user
             on the same day before the row.
-        length: the largest length of a history; `known` is less.
+        length: the largest length of a history. The numbers in `known` are smaller.
 
     Returns:
         (places, lengths): the positions of the clicks in `timelines`, one history after the other, and the

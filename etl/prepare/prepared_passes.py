@@ -2,8 +2,8 @@
 
 The scan pass publishes the quarantine of each day, and stores its good rows. These rows are prepared, and
 published in the table `prepared`. The second pass reads the prepared files as it would read a log that needs
-no preparation. It counts values and computes features. Two subclasses prepare the rows: with tasks of this
-machine (etl.prepare.task_passes), or with Spark frames (etl.spark.frame_passes).
+no preparation. It counts values and computes features. A subclass prepares the rows: `TaskPasses` with tasks
+of this machine (etl.prepare.task_passes), or `FramePasses` with Spark frames (etl.spark.frame_passes).
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not ne
 
 log = logging.getLogger("nightrank.etl")
 
-# Versions of the files of the tables `prepared` and `value_counts`. If a version changes, days are written
-# again.
+# Versions of the files of the tables `prepared` and `value_counts`. If a version changes, build_features
+# writes these files again.
 _PREPARED_FORMAT, _COUNTS_FORMAT = 1, 1
 _TABLES = ("users", "items")
 
 
 class PreparedPasses(ABC):
-    """The passes over the days of one run of build_features."""
+    """The passes of one run of build_features over days whose rows need a preparation."""
 
     def __init__(
         self, workers: Workers, plan: FeaturePlan, lake: LakePaths, digest_before: Callable[[str], str] | None
@@ -103,11 +103,11 @@ class PreparedPasses(ABC):
         self._kept: set[str] = set()  # The days that were passed to `keep_tables`.
 
     def keep_tables(self, days: Collection[str]) -> None:
-        """Keeps the counted rows of some days valid even if a table of users or items is replaced.
+        """Keeps prepared rows of some days valid even if a table of users or items is replaced later.
 
         A run that applies a workflow calls this method first, with the days whose features are published. The
         rows of these days keep the attributes with which they were joined. A later job that encodes the days
-        with another workflow also keeps them. A fit uses the current tables for all days.
+        with another workflow uses the same attributes. A fit uses the current tables for all days.
         """
         self._kept = set(days)
 
@@ -171,7 +171,7 @@ class PreparedPasses(ABC):
         )
 
     def training_blocks(self, days: Sequence[RawFiles]) -> TrainingBlocks:
-        """Returns the training rows of scanned days."""
+        """Returns the training rows of scanned days as blocks."""
         self._prepare([raw for raw in days if not self._is_prepared(raw)])
         splits = [
             TrainingSplit(file_split, raw.dt)
@@ -235,7 +235,7 @@ class PreparedPasses(ABC):
         """Returns the columns of the good rows that are stored for the preparation."""
         keys = self._plan.config.keys
         needed = {*self._columns(), *(keys.columns if keys else ())}
-        # Operators may read any column.
+        # Operators of `prepare` may read any column of the log.
         return self._plan.raw_columns(needed, everything=bool(self._plan.changers))
 
     def _log_inputs(self, raw: RawFiles) -> dict[str, str]:
@@ -252,7 +252,10 @@ class PreparedPasses(ABC):
         return known
 
     def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
-        """Replaces the digests of joined tables by those in the value counts, if all other inputs match."""
+        """Returns the inputs with the digests of the tables of users and items that were joined earlier.
+
+        If another input of the day's value counts has changed, returns `inputs` unchanged.
+        """
         partition = self._lake.value_counts.partition(raw.dt)
         if not is_published(partition):
             return inputs
@@ -322,7 +325,7 @@ class PreparedPasses(ABC):
 
     @abstractmethod
     def _prepare_days(self, days: Sequence[RawFiles]) -> None:
-        """Does the work of `_prepare` for at least one day.
+        """Publishes the quarantine and the prepared rows of at least one day.
 
         Deletes the stored good rows at the end, even after an error.
 
@@ -434,9 +437,9 @@ class PreparedPasses(ABC):
 
 @dataclass(frozen=True)
 class _CountTask:
-    """A prepared file whose values a task counts, and the file of counts to write.
+    """A task that counts the values of a prepared file, and writes them to a file of counts.
 
-    The prepared file is None for a day without rows.
+    `path` is the prepared file. It is None for a day without rows.
     """
 
     path: str | None
@@ -484,7 +487,7 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
             write_statistics=False,
-            store_schema=False,  # other readers can read the columns as texts only without the Arrow schema
+            store_schema=False,  # with the Arrow schema, other readers could not read the columns as texts
         )
     return with_footer(file.name)
 
@@ -495,7 +498,7 @@ def _parquet_paths(schema: pa.Schema) -> list[str]:
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """The rows of prepared files, as a source of rows for the passes (etl.text.parse_block)."""
+    """Reads the rows of prepared files. Implements the interface etl.text.parse_block.RowSource."""
 
     def blocks(self, file_split: FileSplit, features: Sequence[str]) -> Iterator[ParsedBlock]:
         """Yields the rows of a file, row group by row group. `row_lines` are the row_ids.
@@ -513,7 +516,7 @@ class PreparedRows:
 
 
 def _text_columns(schema: pa.Schema) -> list[str]:
-    """Returns the paths of the columns of texts, and of lists of texts, in a Parquet file."""
+    """Returns the Parquet paths of the columns that contain texts or lists of texts."""
     paths = []
     for field in schema:
         kind = field.type.value_type if pa.types.is_list(field.type) else field.type
@@ -533,21 +536,21 @@ def _block(rows: pa.Table) -> ParsedBlock:
 
 
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
-    """Deletes days that no run needs any more from the table `prepared`, and from `typed` in older lakes.
+    """Deletes days that are no longer needed from the tables `prepared` and (in older lakes) `typed`.
 
-    A day is deleted if it is before `first_day` and was published more than `output.grace_hours` ago.
-    `first_day` is the first day of the run or, with the section `history`, the first day whose clicks the run
-    reads. A day whose raw log no longer exists is deleted at once. A later run that needs a deleted day
-    parses it again.
+    A day is deleted if it is before the first needed day and was published more than `output.grace_hours`
+    ago. `first_day` is the first day of the run. With the section `history`, the `history.days` days before
+    it are needed too. A day whose raw log no longer exists is deleted at once. A later run that needs a
+    deleted day parses it again.
 
-    Copies of tables of Spark's catalogue are deleted by the same rule. Copies of tables that the
-    configuration no longer lists are deleted too.
+    A copy of a table of Spark's catalogue is deleted if its day is before the first needed day, or if the
+    configuration no longer lists the table. The same hours of grace apply.
     """
     grace_hours = plan.config.output.grace_hours
     if not plan.is_divided and plan.config.history:
         first = date.fromisoformat(first_day) - timedelta(days=plan.config.history.days or 0)
         first_day = first.isoformat()
-    unrecorded = LakePaths(lake.root)  # manifests that this function reads are no inputs of the run
+    unrecorded = LakePaths(lake.root)  # this object does not record manifests as inputs of the run
     for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(plan.config.name))):
         for dt in written_dates(table):
             partition = table.partition(dt)

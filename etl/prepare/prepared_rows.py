@@ -1,11 +1,11 @@
-"""Computes the split, the negatives and the position of the rows of a day, without Spark.
+"""Computes the splits, negatives and positions of a day's rows, without Spark.
 
 The rules and the results are the same as in Spark frames (etl/raw/splits.py, etl/spark/frame_passes.py). The
 rows of a day are prepared in tasks. All rows and all impressions of a user are in the same task.
 
 With `split.by=leave_last_out`, each task divides the rows of its users into splits. With `split.by=fraction`,
 the driver computes where the train split and the validation split end, from counts of the whole log
-(`time_cuts` or `position_cuts`). Tasks compare rows with these two times or positions, the cuts.
+(`time_cuts` or `position_cuts`). Tasks compare rows with these two times or positions, which are called cuts.
 
 For negatives, each task first returns the items of its rows (`items_of`), and the driver merges them
 (`merge_items`). Then each task draws negatives for its rows (`add_negatives`).
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from etl.raw.files import RawFiles
     from spark.workers import Workers
 
-# The cuts: the last event times (µs), or the last row_ids, of the train split and of the validation split.
+# The cuts: the event times (µs) or the row_ids at which the train split and the validation split end.
 Cuts = tuple[float, float]
 _TRAIN, _VALIDATION, _TEST = range(len(SPLITS))
 
@@ -55,8 +55,8 @@ def assign_split(rows: pa.Table, config: SplitConfig, cuts: Cuts | None) -> pa.T
             `position_cuts`. Not used with `leave_last_out`.
 
     Raises:
-        DataError: `cuts` is None with `fraction`, because the log has no rows.
-        ValueError: `config.by` is `day`, so whole partitions are splits.
+        DataError: the log has no rows, so `cuts` is None with `fraction`.
+        ValueError: `config.by` is `day`, so all rows of a partition are in one split.
     """
     if config.by == "fraction":
         numbers = _by_cuts(rows, cuts)
@@ -145,7 +145,7 @@ def _by_cuts(rows: pa.Table, cuts: Cuts | None) -> np.ndarray:
 
 
 def _leave_last_out(rows: pa.Table) -> np.ndarray:
-    """Returns the number of each row's split, shape (n,)."""
+    """Returns the index of each row's split, shape (n,)."""
     users, _ = codes_of(rows.column(USER_KEY))
     times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in rows.column_names else []
     order = np.lexsort((integers_of(rows.column(ROW_ID)), *times, users))
@@ -162,7 +162,7 @@ def _leave_last_out(rows: pa.Table) -> np.ndarray:
     return numbers
 
 
-# Draws negatives.
+# Draws negatives: items for which a user has no row.
 
 # Name of a column with the weight of each row. The weight of a drawn row is 1.
 RAW_ITEM, SINCE = "raw_item", "since"
@@ -202,7 +202,7 @@ class DayItems:
 
     @classmethod
     def load(cls, folder: Path) -> DayItems:
-        """Maps the files that `save` wrote into memory."""
+        """Maps the files of `save` into memory."""
         table = pa.ipc.open_file(pa.memory_map(str(folder / _ITEMS_FILE))).read_all()
         visible = tuple(json.loads(table.schema.metadata[_VISIBLE]))
         items = cls(whole(table.column(ITEM_KEY)), whole(table.column(RAW_ITEM)), visible)
@@ -222,11 +222,12 @@ class DayItems:
 
 
 def items_of(rows: pa.Table, item_column: str) -> pa.Table:
-    """Returns the items of the rows of a task: item_key, raw_item, and the index of their first split.
+    """Returns the items of a task's rows: item_key, raw_item, and the index of the first split with the item.
 
     Args:
         rows: rows with item_key, the raw column and, if one partition contains all splits, `split`.
-        item_column: the raw column of the item key. Rows with equal item keys have equal values in it.
+        item_column: the raw column of the item key. Rows with equal item keys have equal values in this
+            column.
     """
     codes, distinct = codes_of(rows.column(ITEM_KEY))
     since = np.full(len(distinct), len(SPLITS), np.int8)
@@ -265,7 +266,10 @@ def merge_items(parts: Iterable[pa.Table]) -> DayItems:
 
 
 def add_negatives(rows: pa.Table, config: Negatives, item_column: str, items: DayItems) -> pa.Table:
-    """Adds up to `per_positive` negatives for each positive row: items that its user has no row for.
+    """Adds up to `per_positive` negatives for each positive row.
+
+    A negative has an item for which the user has no row in the split of the positive row or in an earlier
+    split.
 
     Args:
         rows: all rows of some users of the day, with keys, label and row_id.
@@ -326,7 +330,9 @@ def split_numbers(rows: pa.Table) -> np.ndarray:
 def _fresh_draws(
     rows: pa.Table, row_ids: np.ndarray, config: Negatives, items: DayItems
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the draws that add a negative, without draws of observed pairs.
+    """Returns the draws that add a negative.
+
+    A draw adds none if the user has a row with the drawn item in the same split or in an earlier split.
 
     Returns:
         positives: (k,) int64, the index of the positive row of each draw, ascending.
@@ -356,7 +362,7 @@ def _fresh_draws(
 
 
 def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Returns whether a pair was observed in its split or in an earlier split.
+    """Returns, for each pair, whether a row of its split or of an earlier split has the same pair.
 
     Args:
         pairs: (k,) int64, numbers of pairs of a user and an item, below 2**61.
@@ -367,8 +373,8 @@ def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first:
     Returns:
         (k,) bool
     """
-    # Most drawn pairs are not observed. A small hash table recognizes nearly all of these pairs without a
-    # search.
+    # Most drawn pairs were not observed. A small hash table identifies nearly all such pairs, without a
+    # search in the sorted pairs.
     bits = max(10, (16 * len(observed)).bit_length())
     table = np.full(2**bits, len(SPLITS), np.int8)
     hashes = _slots(observed, bits)
@@ -399,7 +405,7 @@ def _chosen(values: pa.Array, indices: pa.Array, kind: pa.DataType) -> pa.Array:
     return values.take(indices).cast(kind)
 
 
-# Adds the position at which the item of a row was shown to its user.
+# Adds the position at which a row's item was shown to the row's user.
 
 POSITION = "position"
 _KEYS = (USER_KEY, ITEM_KEY)
@@ -445,7 +451,9 @@ def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.
 
 
 def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has_time: bool) -> pa.Table:
-    """Adds an int64 column with the position of the impression of each row; null without an impression.
+    """Adds an int64 column with the position of each row's impression; null without an impression.
+
+    With `has_time`, this is the last impression of the row's user and item that is not later than the row.
 
     Args:
         rows: all rows of some users of a day, with user_key, item_key and, if `has_time`, event_time.
@@ -453,7 +461,8 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
             item_key, position and, if `has_time`, event_time, without nulls. None if the day has no log of
             impressions.
         column: the name of the new column.
-        has_time: whether the click log has event times (µs). If not, a row gets the smallest position.
+        has_time: whether the click log has event times (µs). If not, a row gets the smallest position among
+            the impressions of its user and item.
 
     Returns:
         The rows in their order, with the new column.
@@ -504,7 +513,7 @@ def _texts(table: pa.Table, name: str) -> list[pa.DictionaryArray]:
 
 
 def _in_both(rows: np.ndarray, impressions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the indices of rows and of impressions whose pair is in both arrays.
+    """Returns the indices of the rows and of the impressions whose pairs occur in both arrays.
 
     All pairs are numbers below `size`.
     """

@@ -70,7 +70,7 @@ _ARROW_TYPES = {
 
 
 class TaskPasses(PreparedPasses):
-    """The passes over days whose rows tasks of this machine prepare."""
+    """The passes of a run in which tasks of this machine prepare the rows."""
 
     def __init__(self, workers: LocalWorkers, plan: FeaturePlan, lake: LakePaths) -> None:
         """Creates the passes.
@@ -82,7 +82,7 @@ class TaskPasses(PreparedPasses):
         super().__init__(workers, plan, lake, clicks.digest_before if clicks else None)
         self._local, self._clicks = workers, clicks
         require_table_forms(self._plan.changers)
-        # maps the paths of a table of attributes to the file with its rows
+        # maps the section and paths of a table of attributes to the file with the table's rows
         self._saved: dict[tuple[str, ...], str] = {}
 
     def _prepare_days(self, days: Sequence[RawFiles]) -> None:
@@ -133,8 +133,8 @@ class TaskPasses(PreparedPasses):
         """Publishes the prepared rows of a day.
 
         Raises:
-            InfrastructureError: fewer rows were read than the log has good rows (`good`), which means that
-                stored rows were lost.
+            InfrastructureError: the number of rows that tasks read is not the number of good rows of the log
+                (`good`), so stored rows were lost.
         """
         read = sum(file.good for file in files)
         if read != good:
@@ -203,7 +203,7 @@ class TaskPasses(PreparedPasses):
         """Reads the tables that tasks need.
 
         Also computes the items of each day, and the times at which its splits end (the cuts). `cuts` maps the
-        index of each day to the row_ids at which its splits end. It is empty if splits end at times.
+        index of each day to the row_ids at which its splits end. `cuts` is empty if splits end at times.
         """
         inputs = []
         for raw in days:
@@ -234,7 +234,7 @@ class TaskPasses(PreparedPasses):
         return inputs
 
     def _cuts(self, tasks: Sequence[BucketTask], preparation: Preparation) -> dict[int, Cuts | None]:
-        """Returns the times at which the splits of each day end, by the index of the day."""
+        """Returns the times at which the splits of days end, by the index of the day."""
         counted = times_of(self._workers, tasks, preparation)
         days = counted["day"].to_numpy()
         cuts = {}
@@ -288,7 +288,8 @@ class Preparation:
         item_column: the raw column of the item key; empty without keys.
         position_column: `serving.impressions.row_column`; None if it is not set.
         has_time: whether the log has event times.
-        keys_of_tables: maps `users` and `items`, if they are tables, to the raw column of the key.
+        keys_of_tables: maps `users` and `items` to the raw column of the key, if the configuration has these
+            tables.
         changers: the operators of `prepare` that change rows, in the order of the configuration.
         columns: the columns to write.
         types: the types of the columns of the good rows, for a day without rows.
@@ -311,11 +312,12 @@ class DayInputs:
     """Tables that the tasks of a day need. Files are mapped into memory.
 
     Attributes:
-        earlier: the files of the clicks of earlier days; None if there are none.
+        earlier: the files with clicks of earlier days; None if there are none.
         impressions: path of the impressions of the day; None if there are none.
-        tables: maps `users` and `items`, if they are tables, to the path of their rows.
+        tables: maps `users` and `items` to the file with the rows of the table, if the configuration has
+            these tables.
         items: folder of the items of the day (etl.prepare.prepared_rows.DayItems); None without negatives.
-        cuts: the times at which splits end; None if splits do not end at times.
+        cuts: the times or row_ids at which splits end; None if `split.by` is not `fraction`.
     """
 
     earlier: ClickFiles | None
@@ -334,7 +336,8 @@ class BucketTask:
         dt: the ISO date of the day.
         spills: for each file split of the day, the name of its stored rows and the row_id of its first line.
         bucket: the bucket to read.
-        file: path of the files to write. If `Preparation.split` is set, each split has its own folder.
+        file: path of the file to write. If `Preparation.split` is set, the task writes one file per split,
+            each in a folder with the name of the split.
     """
 
     day: int
@@ -365,7 +368,7 @@ def save_table(rows: pa.Table, path: str) -> str:
 
 
 def load_table(path: str) -> pa.Table:
-    """Maps a file that `save_table` wrote into memory."""
+    """Maps a file of `save_table` into memory."""
     with pa.memory_map(path) as source:
         return pa.ipc.open_stream(source).read_all()
 
@@ -373,7 +376,7 @@ def load_table(path: str) -> pa.Table:
 def times_of(workers: Workers, tasks: Sequence[BucketTask], preparation: Preparation) -> pa.Table:
     """Returns the numbers of rows with each event time of each day, with TIMES_SCHEMA.
 
-    A time may occur once per task, because the counts of different tasks are not added.
+    The same time may occur several times, because the counts of different tasks are not added up.
     """
     return workers.run(len(tasks), partial(_count_times, tuple(tasks), preparation), TIMES_SCHEMA)
 
@@ -496,7 +499,7 @@ def _users_of(rows: pa.Table) -> pa.Array:
 
 
 def _by_split(rows: pa.Table) -> list[tuple[Split | None, pa.Table]]:
-    """Returns the rows of each split that has rows, without the column of the split."""
+    """Returns, for each split with rows, its rows without the column of the split."""
     if SPLIT not in rows.column_names:
         return [(None, rows)]
     others = rows.drop_columns([SPLIT])
@@ -525,7 +528,7 @@ def require_table_forms(changers: Sequence[RowChanger]) -> None:
 
 
 def keep_users_together(changers: Sequence[RowChanger], user_column: str | None) -> bool:
-    """Returns whether each operator gives the right result if a task has all rows of some users.
+    """Returns whether all operators return the right result if each call has all rows of some users.
 
     Tasks can then divide the users among themselves. If the result is false, one task must have all rows of
     the day.

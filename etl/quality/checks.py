@@ -20,7 +20,7 @@ from metrics.psi import above_noise
 
 Level = Literal["warn", "stop"]
 
-# Maps fields of a finding to their keys in the published JSON, where the two differ.
+# Maps fields of a finding to their keys in the published JSON. The key of any other field is its name.
 _KEYS = {"message": "said"}
 _LEVELS: tuple[Level, ...] = ("stop", "warn")
 _MAX_STOPS = 5  # Maximum number of findings in the error message.
@@ -145,7 +145,7 @@ def options_to_accept(stops: Iterable[Finding]) -> str:
 def unchecked(
     split: SplitConfig, compared: DayComparison, draws: bool, drawn_columns: Collection[str] = ()
 ) -> list[str]:
-    """Returns texts that name the figures without a limit for this log, each with the reason.
+    """Returns a text for each figure that is not compared with a limit. A text also says why.
 
     The arguments have the same meaning as in `check_limits`.
     """
@@ -162,7 +162,7 @@ def unchecked(
 
 
 def _why_no_click_rate(split: SplitConfig, compared: DayComparison, draws: bool) -> str | None:
-    """Returns why click rates are not compared; None if they are compared."""
+    """Returns why click rates are not compared with a limit; None if they are compared."""
     if compared.only_clicks:
         return "every row is a click"
     if draws:
@@ -175,8 +175,8 @@ def _why_no_click_rate(split: SplitConfig, compared: DayComparison, draws: bool)
 def _row_figures(split: SplitConfig, compared: DayComparison, draws: bool) -> Iterator[LimitedFigure]:
     """Yields the figures about the number of rows and the click rate of the day.
 
-    Numbers of rows are compared only if the log is split by days. Click rates are compared only if the method
-    of the split and drawn rows do not affect them.
+    Numbers of rows are compared only if the log is split by days. Click rates are compared only if neither
+    `split.by` nor drawn rows affect them.
     """
     today, train = compared.today, compared.train
     usual = median(piece.rows for piece in train)
@@ -414,7 +414,7 @@ def _tuples(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
     return tuple(tuple(values) for values in lists)
 
 
-# The numbers of users and items in the log that have no row in their table of attributes, and their limits.
+# Counts users and items of the log that have no row in their table of attributes, and checks limits.
 
 log = logging.getLogger("nightrank.etl")
 Section = Literal["users", "items"]
@@ -425,7 +425,7 @@ FACT = "of_log"
 
 @dataclass(frozen=True)
 class MissingRows:
-    """How many users, or items, of the log of a run have no row in their table of attributes.
+    """How many users (or items) in the log of a run have no row in the table of users (or items).
 
     Attributes:
         section: the section of the table: `users` or `items`.
@@ -458,7 +458,7 @@ class MissingRows:
 
 
 def check_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list[Finding]:
-    """Returns a finding for each share above a limit of the section `quality`."""
+    """Returns a finding for each share of users or items without a row that is above a limit."""
     figures = [
         LimitedFigure(
             rows.check,
@@ -474,7 +474,7 @@ def check_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list
 
 
 def require_rows(quality: Quality, missing: Sequence[MissingRows], paths: Mapping[str, str]) -> None:
-    """Stops the job if a share is above its limit `…_stop`.
+    """Stops the job if the share of users or of items without a row is above its limit.
 
     Args:
         quality: the section `quality`, with the limits.
@@ -501,7 +501,7 @@ def require_rows(quality: Quality, missing: Sequence[MissingRows], paths: Mappin
 
 
 def log_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list[Finding]:
-    """Logs the shares above a limit, and returns their findings."""
+    """Logs the shares of users and items without a row that are above a limit. Returns their findings."""
     findings = check_missing_rows(quality, missing)
     for finding in findings:
         log.warning(

@@ -1,4 +1,4 @@
-"""Computes the summary of a column from its value counts: number of nulls, most frequent values, and so on.
+"""Computes the summary of a column from its value counts, such as the most frequent values.
 
 The profile of a day contains a summary of each column. Two summaries of a column can be added if they have no
 value in common.
@@ -146,13 +146,14 @@ def most_frequent(values: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int
     Values with equal counts are sorted, texts by their UTF-8 bytes. Values with the count 0 are left out.
 
     Args:
-        values: (n,) distinct values, without null. Only values that are frequent enough are copied.
+        values: (n,) distinct values, without null. The function copies only values that are frequent enough
+            for the result.
         counts: (n,) the count of each value.
     """
     least = 1
     if len(counts) > TOP:
         least = max(int(np.partition(counts, len(counts) - TOP)[len(counts) - TOP]), 1)
-    # These are more than TOP values if several values share the smallest of the largest counts.
+    # More than TOP values remain if several values have the count `least`.
     places = np.flatnonzero(counts >= least)
     if not len(places):
         return places
@@ -192,7 +193,7 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     return total
 
 
-# Counts the values of all columns in one pass over the rows.
+# The columns of the raw log whose values are counted for the profiles of days.
 
 Kind = Literal["string", "int", "float"]
 LABEL_CELLS = ""  # name of the label's column in value counts; no raw column has this name

@@ -1,7 +1,7 @@
 """Counts the rows of a day's raw log, and compares the counts with limits.
 
 If the share of quarantined rows of a day is above the limit `quality.max_bad_share`, the job stops. It also
-stops if the share of rows whose time is on another day exceeds its limit (`quality.max_misdated_share`).
+stops if the share of rows with a time on another day is above the limit `quality.max_misdated_share`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class DayCounts:
     Attributes:
         rows_in: number of rows in the raw log.
         good: number of valid rows, from which features may be computed.
-        bad: number of quarantined rows, and of rows that are counted but not stored in the quarantine.
-        dropped: maps each reason to the number of rows that are not used for this reason. A row is not used
-            if it is quarantined, if an operator of `prepare` drops it, or if its user was erased.
-        misdated: the used rows whose event_time is outside the day; None if they were not counted.
+        bad: number of rejected rows. The quarantine stores them, or only counts them.
+        dropped: maps each reason to the number of rows that are left out for this reason. A row is left out
+            if it is rejected, if an operator of `prepare` drops it, or if its user was erased.
+        misdated: the good rows whose event_time is outside the day; None if they were not counted.
     """
 
     rows_in: int
@@ -98,11 +98,11 @@ def check_day(
         raw: the raw files of the day.
         counts: the day's counts.
         quarantine: the published quarantine of the day. The error message shows some of its rows.
-        warn: whether to log a warning if some rows are affected, but fewer than the limits allow.
+        warn: whether to log numbers of such rows that are below the limits.
 
     Raises:
         DataError: more than `quality.max_bad_share` of the rows cannot be parsed, or more than
-            `quality.max_misdated_share` of the used rows have an event_time outside the day.
+            `quality.max_misdated_share` of the good rows have an event_time outside the day.
     """
     if counts.rows_in == 0:
         return
@@ -129,7 +129,7 @@ def check_day(
 
 
 def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool) -> None:
-    """Warns or raises DataError if too many used rows of a day have an event_time outside the day."""
+    """Raises DataError, or logs a warning, if too many good rows have an event_time outside the day."""
     event_time, misdated, quality = plan.config.log.event_time, counts.misdated, plan.config.quality
     if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:
         return
@@ -161,7 +161,7 @@ def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool
 
 
 def _wrong_day_remedy(log_table: Log, event_time: EventTime) -> str:
-    """Returns the remedy for times that were read wrongly, for example with a wrong unit or time zone."""
+    """Returns the remedy for times outside the day. The unit or the time zone may be wrong, for example."""
     if log_table.type_of(event_time.column) == "int":
         return (
             f"correct log.event_time.unit, which is {event_time.unit}, if the example was read as a wrong day"

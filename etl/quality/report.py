@@ -114,7 +114,7 @@ def _compare(
 ) -> DayComparison:
     """Compares the last test day with the train days.
 
-    `values` has the comparisons of text columns, if they were computed with the profiles. If None, the
+    `values` has the comparisons of text columns that were computed with the profiles. If it is None, the
     function computes them.
     """
     train = [profile for profile in profiles if profile.piece.split == "train"]
@@ -180,7 +180,7 @@ _MAX_CHARACTERS = 200
 
 
 class CountedDays(Protocol):
-    """Figures of days whose values were counted while the text of the log was read."""
+    """Computes figures of days from value counts, which an earlier pass over the log has published."""
 
     def figures_of(
         self,
@@ -189,7 +189,7 @@ class CountedDays(Protocol):
         day: SplitOfDay,
         columns: Sequence[CountedColumn],
     ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
-        """Returns summaries of days, and the comparison of one day with the train days.
+        """Returns the summaries of `days`, and the comparison of the day `day` with the train days.
 
         The first result has one dictionary for each of `days`, which maps each column and the label to its
         summary. The second result maps the name of each categorical column to its comparison.
@@ -303,9 +303,9 @@ def most_frequent_of_days(
 ) -> dict[str, str | Number]:
     """Returns, for each raw column, its most frequent value on some days, according to their profiles.
 
-    The counts of the 20 most frequent values of each day are added. Of several values with the same number
-    of rows, the smallest is returned. A column without a value in any profile is left out, and so is a
-    column whose most frequent value is a text that `shortened` has changed.
+    The counts of the 20 most frequent values of each day are added up over the days. Of several values with
+    the same number of rows, the smallest is returned. A column without a value in any profile is left out,
+    and so is a column whose most frequent value is a text that `shortened` has changed.
 
     Args:
         lake: the lake with the profiles.
@@ -348,7 +348,7 @@ def _partition(plan: FeaturePlan, lake: LakePaths, piece: SplitOfDay) -> Partiti
 def _inputs(
     plan: FeaturePlan, piece: SplitOfDay, columns: Sequence[CountedColumn], counted: CountedDays
 ) -> dict[str, str]:
-    """Returns, by name, the digest of each input of a profile."""
+    """Returns the digest of each input of a profile, by the name of the input."""
     kinds = [[column.name, column.kind] for column in columns]
     split = config_digest(plan.config, "split") if piece.cut else ""
     inputs = {
@@ -373,7 +373,7 @@ def _publish_counted(
     columns: Sequence[CountedColumn],
     summaries_of_days: Sequence[Mapping[str, ColumnSummary]],
 ) -> dict[Partition, Manifest]:
-    """Publishes profiles of days from the summaries of their columns."""
+    """Publishes the missing profiles, whose figures are the summaries of their columns."""
     kinds = {column.name: column.kind for column in columns}
     return {
         target.partition: publish_facts(

@@ -1,9 +1,9 @@
 """The erased users of a lake, and the raw rows that are left out because of them.
 
-The job erase_user adds users to `erasures/users.json`: salted digests of their ids, never the ids themselves,
-with the last day whose rows are left out. erase_user does not change the raw log. So jobs that read a raw log
-leave out the rows of these users. Each lake has its own random salt, so the digests of two lakes cannot be
-compared. Anyone who can read the list can check whether an id is in it.
+The job erase_user adds users to the list `erasures/users.json`. The list contains salted digests of ids,
+never the ids, and for each user the last day whose rows are left out. erase_user does not change the raw log.
+So jobs that read a raw log leave out the rows of these users. Each lake has its own random salt, so the
+digests of two lakes cannot be compared. Anyone who can read the list can check whether an id is in it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SALT_BYTES = 16
 
 @dataclass(frozen=True)
 class ErasedUsers:
-    """Erased users whose rows are left out, for example the rows of one day.
+    """The erased users whose rows a reader leaves out, for example from the log of one day.
 
     Attributes:
         salt: the salt of the lake, hexadecimal digits.
@@ -48,7 +48,7 @@ class ErasedUsers:
     digests: frozenset[str]
 
     def has(self, user: str) -> bool:
-        """Returns whether a user is one of these erased users."""
+        """Returns whether an id belongs to one of these users."""
         return digest_of_user(self.salt, user) in self.digests
 
     def are_in(self, users: pa.Array) -> np.ndarray:
@@ -123,7 +123,8 @@ def add_erased(lake: LakePaths, known: ErasedList, users: Iterable[str], through
         lake: the lake.
         known: the result of `list_or_new`.
         users: the ids.
-        through: the last day whose rows are left out. A user who is in the list keeps the later day.
+        through: the last day whose rows are left out. If a user is already in the list, the later of the two
+            days is kept.
 
     Raises:
         InfrastructureError: the list cannot be written, or another erasure has created a list with another
@@ -149,7 +150,7 @@ def add_erased(lake: LakePaths, known: ErasedList, users: Iterable[str], through
 def require_listed(lake: LakePaths, users: Iterable[str]) -> None:
     """Raises InfrastructureError if the list of a lake lacks one of these users.
 
-    If two erasures write the list at the same moment, the one that writes last can remove the other's users.
+    If two erase_user jobs write the list at the same time, the later one can remove the users of the other.
     """
     known = list_or_new(lake)
     if not known.through.keys() >= {known.digest(user) for user in users}:
@@ -195,8 +196,8 @@ def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | N
 def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:
     """Returns whether a field of a line, without quotes around it, is the id of an erased user.
 
-    If a line begins like a JSON object but is not valid, its names and values are treated as fields too.
-    Valid JSON objects are not searched, because the reader finds the user in them.
+    If a line begins like a JSON object but is not valid JSON, its names and values are treated as fields too.
+    The names and values of valid JSON are not searched, because the reader checks the user's column.
     """
     if any(erased.has(text.strip(_AROUND)) for text in line.split(separator)):
         return True

@@ -1,8 +1,8 @@
 """Finds the columns of a raw table in its files: in headers of csv files, and in footers of Parquet files.
 
-A column is listed if the configuration names it. A footer contains the Parquet type of each listed column in
-its file, and shows whether the file is complete. So the files of a day may have different types, and columns
-that are not listed may have any type.
+A column is listed if the configuration names it. The footer of a file contains the Parquet types of its
+columns, and shows whether the file is complete. The types of listed columns are checked in each file, so
+files of a day may store a column with different types. Columns that are not listed may have any type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHOWN_OF_HEADER = 200  # maximum number of bytes of an invalid header in an err
 def positions_in(
     header: Sequence[str], table: RawTable, paths: Sequence[str]
 ) -> tuple[list[int | None], int]:
-    """Returns the index of each table column in the header, and the number of fields of the header.
+    """Returns the index in the header of each column of the table, and the number of the header's fields.
 
     The index is None for an optional column that is not in the header.
 
@@ -67,8 +67,8 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     """Returns the column names in the header, which must be the same in all csv files.
 
     Raises:
-        DataError: a file is empty or damaged. Or a header is too long, is not UTF-8, has an unmatched quote,
-            or differs from the header of the first file.
+        DataError: a file is empty or damaged, or its header is too long, is not UTF-8, has an unmatched
+            quote, or differs from the header of the first file.
     """
     headers = {path: _first_line(path, table.encoding) for path in paths}
     first = next(iter(headers.values()))
@@ -90,8 +90,8 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
 def _separator_remedy(header: str, table: RawTable) -> str | None:
     """Returns the remedy if another separator fits the header better than the table's; otherwise None.
 
-    A separator fits better if it finds more of the table's columns in the header. If the table's separator
-    does not divide the header at all, any separator that divides it fits better.
+    A separator fits better if more of the fields into which it divides the header are columns of the table.
+    If the table's separator does not divide the header at all, any separator that divides it fits better.
     """
     fits = {separator: _fit(header, separator, table) for separator in SEPARATORS}
     columns, fields = fits[table.field_separator]
@@ -105,7 +105,7 @@ def _separator_remedy(header: str, table: RawTable) -> str | None:
 
 
 def _fit(header: str, separator: str, table: RawTable) -> tuple[int, int]:
-    """Returns the number of the table's columns that a separator finds, and the number of fields."""
+    """Returns how many of the table's columns a header has with this separator, and how many fields."""
     names = text_values.split_line(header, separator) or []
     return sum(column.source_name in names for column in table.columns), len(names)
 
@@ -133,7 +133,7 @@ def _first_line(path: str, encoding: Encoding) -> str:
         ) from error
 
 
-# Reads compressed raw text that Spark cannot read, and finds damaged files.
+# Reads the first bytes of raw files, which may be compressed.
 
 
 def first_bytes(path: str, length: int) -> bytes:
@@ -160,12 +160,12 @@ def _damaged(path: str, error: OSError) -> DataError:
 # Reads the footers of Parquet files of raw tables, and checks the types of the listed columns.
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
-_SMALLEST_BYTES = 12  # A file has at least the magic bytes, the length of the footer, and the magic bytes.
+_SMALLEST_BYTES = 12  # A file has at least the magic bytes twice, and the length of the footer.
 _UNREADABLE_CODECS = ("LZO",)  # Compressions for which Arrow has no decoder.
 _MOST_DIGITS = 38  # Maximum number of digits of a decimal.
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
-# Names, for messages, of types without a logical type and of integers.
+# Names that messages use: for Parquet types without a logical type, and for unsigned integers.
 _PLAIN = {
     "BOOLEAN": "boolean",
     "INT32": "int",
@@ -232,7 +232,7 @@ def read_footer(path: str) -> pq.FileMetaData | None:
 def stored_columns(
     path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
 ) -> tuple[Stored, ...]:
-    """Returns the stored form of each column of a table. Declared types must be int, float or string."""
+    """Returns how a file stores each column of a table, whose types must be int, float or string."""
     require_columns(path, footer, table)
     leaves = _leaves(footer)
     is_time = event_time.column if event_time else None
@@ -254,7 +254,7 @@ def stored_columns(
 
 
 def require_columns(path: str, footer: pq.FileMetaData, table: RawTable) -> None:
-    """Raises DataError if a file lacks a column of a table that is not optional."""
+    """Raises DataError if a file lacks a column that is not optional."""
     leaves = _leaves(footer)
     present = list(dict.fromkeys(_top_name(leaf) for leaf in leaves))
     missing = [
@@ -279,7 +279,7 @@ def has_column(path: str, footer: pq.FileMetaData, column: RawColumn) -> bool:
     """Returns whether a file has a column, plain or nested.
 
     Raises:
-        DataError: the file has another column whose name differs at most in case.
+        DataError: the file has two columns whose names are equal, or differ only in case.
     """
     leaves = _leaves(footer)
     if not _parts_of(column.source_name, leaves):
@@ -298,7 +298,7 @@ def _leaves(footer: pq.FileMetaData) -> list[Any]:
 
 
 def _top_name(leaf: Any) -> str:
-    """Returns the name of the column of the table to which a leaf of the Parquet schema belongs."""
+    """Returns the name of the column to which a leaf of the Parquet schema belongs."""
     return str(leaf.path if leaf.path == leaf.name else leaf.path.split(".", 1)[0])
 
 
@@ -313,7 +313,7 @@ def _parts_of(name: str, leaves: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def _require_one_name(path: str, name: str, leaves: Sequence[Any]) -> None:
-    """Raises DataError if a file has two columns whose names differ at most in case.
+    """Raises DataError if a file has two columns whose names are equal, or differ only in case.
 
     Spark cannot read such columns.
     """
@@ -328,9 +328,9 @@ def _require_one_name(path: str, name: str, leaves: Sequence[Any]) -> None:
 
 
 def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
-    """Returns the stored form of a plain column.
+    """Returns how a file stores a plain column.
 
-    Raises an error if its declared type cannot hold the stored type.
+    Raises ConfigError or DataError if the declared type of the column cannot hold the stored values.
     """
     logical, physical = leaf.logical_type, leaf.physical_type
     kind = logical.type
@@ -343,7 +343,7 @@ def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
 
 
 def _stored_scalar(path: str, column: RawColumn, leaf: Any, shown: str) -> Stored:
-    """Returns the stored form of a text or number.
+    """Returns how a file stores a column of texts or numbers.
 
     `shown` is the name of its Parquet type for error messages.
     """
@@ -366,7 +366,10 @@ def _stored_scalar(path: str, column: RawColumn, leaf: Any, shown: str) -> Store
 
 
 def _stored_time(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
-    """Returns the stored form of a timestamp. Raises ConfigError unless it is an event time of type int."""
+    """Returns how a file stores a timestamp.
+
+    Raises ConfigError if the column is not the event time, or its declared type is not int.
+    """
     if not (is_time and column.type == "int"):
         remedy = "declare the column with `type: timestamp`, or remove it from `columns`"
         shown = leaf.physical_type if leaf.physical_type == "INT96" else leaf.logical_type
@@ -401,7 +404,7 @@ def _require_readable(path: str, column: RawColumn, footer: pq.FileMetaData, ind
 
 
 def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> DataError:
-    """Returns the error for a value of a column of texts that cannot be converted to a text without loss.
+    """Returns the error for a value in a column of texts that has no exact text.
 
     Args:
         path, column: path of the file and name of the column.
@@ -425,12 +428,12 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
 # support.
 #
 # Programs that use Arrow store an Arrow schema in the footer, beside the Parquet schema. If the program is
-# newer, like delta-rs, this schema may contain types that pyarrow 14 refuses, such as string views. The
-# Parquet types suffice to read such a file.
+# newer, like delta-rs, this schema may contain types that pyarrow 14 refuses, such as string views. Such a
+# file can be read without this schema, because the Parquet types suffice.
 
 _FOOTER_MAGIC = b"PAR1"
 _END_BYTES = 8  # Size of the end of a file: the length of the footer, and the magic bytes.
-_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # Both keys have the same length.
+_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # The keys have the same length.
 
 
 def parquet_metadata(source: pa.NativeFile) -> pq.FileMetaData:

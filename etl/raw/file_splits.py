@@ -34,7 +34,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_COMPRESSED = (
     "deliver the file again: it is damaged or incomplete, or its compression does not match its name"
 )
-_LATIN_1 = "nightrank_latin_1"  # name of the handler of errors
+_LATIN_1 = "nightrank_latin_1"  # name of the error handler for decoding
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
@@ -44,7 +44,7 @@ class FileSplit:
 
     Attributes:
         end: end of the byte range; None for a compressed file, which is a single split.
-        bytes: number of bytes of the split; for a compressed file, its compressed size.
+        bytes: number of bytes of the split; for a compressed file, the compressed size of the file.
         most_bytes: maximum number of bytes of a compressed file after decompression; None if there is no
             limit.
         threads: number of threads with which a task reads a compressed file.
@@ -136,7 +136,7 @@ def read_blocks(
 
 
 def as_utf8(text: bytes, encoding: Encoding) -> bytes:
-    """Returns a text in UTF-8. The five bytes without a meaning in Windows-1252 become control characters."""
+    """Converts a text to UTF-8. Five bytes without a meaning in Windows-1252 become control characters."""
     if encoding == UTF8:
         return text
     return text.decode(encoding, errors=_LATIN_1).encode()
@@ -176,7 +176,7 @@ def line_start(data: bytes | bytearray, position: int, stop: int) -> int:
     """Returns the start of the first line that begins at `position` or later; `stop` if no line begins there.
 
     Args:
-        data: bytes; a line begins at their start.
+        data: some bytes of a file. A line begins at the first of them.
         position: a position in `data`.
         stop: the bytes from here on are not read.
     """
@@ -305,10 +305,13 @@ class _Stream(Protocol):
 
 
 class _Gzip:
-    """The decompressed bytes of a gzip file with one or more members. ISA-L takes a third of zlib's time."""
+    """The decompressed bytes of a gzip file with one or more members.
+
+    The library ISA-L decompresses them, in a third of zlib's time.
+    """
 
     def __init__(self, raw: pa.NativeFile) -> None:
-        from isal import igzip, isal_zlib  # only processes that read such files import it
+        from isal import igzip, isal_zlib  # only processes that read gzip files import this package
 
         self._file = igzip.IGzipFile(fileobj=raw, mode="rb")
         self._damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # declared as an instance

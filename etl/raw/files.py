@@ -1,11 +1,12 @@
 """Finds the raw files of one day, or of a table without dates, and computes a digest of these files.
 
 The files of a Delta table are listed in its current version, with the values of their partitions. For a path
-such as `/srv/clicks/dt=2026-01-31`, the table is in `/srv/clicks`. Tasks read only the files with this value
-of the partition column `dt`.
+such as `/srv/clicks/dt=2026-01-31`, the table is in `/srv/clicks`. Tasks read only the files whose partition
+column `dt` has the value 2026-01-31.
 
 Spark writes the rows of tables of its catalogue to copies in the lake (etl/spark/copy_tables.py). Tasks read
-a copy as Parquet files. It has the columns that the configuration lists, with the same names as in the table.
+these copies as Parquet files. A copy has the columns that the configuration lists, with the same names as in
+the table.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 COPIES = "copies"
-ALL_DAYS = "all"  # Name of the partition if the table is not read by day.
-# The fact in a copy's manifest with the name of the column of user ids; missing if there is no such column.
+ALL_DAYS = "all"  # Name of the partition with the copied rows if the table is not read by day.
+# A fact in a copy's manifest: the name of the column of user ids. It is missing if there is no such column.
 USER_COLUMN = "user"
-# The fact with the digest of the rows. When erase_user removes rows, it also removes this fact.
+# A fact in a copy's manifest: the digest of the rows. When erase_user removes rows, it removes this fact too.
 CONTENT = "content"
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME_CHARACTERS = 60
@@ -62,7 +63,7 @@ def source_columns(table: RawTable) -> list[str]:
 
 
 def time_column(table: RawTable) -> str | None:
-    """Returns the name of the event time's column in the table; None if there is none."""
+    """Returns the name of the column with the event time in the table; None if there is none."""
     if not isinstance(table, Log) or table.event_time is None:
         return None
     name = table.event_time.column
@@ -70,7 +71,7 @@ def time_column(table: RawTable) -> str | None:
 
 
 def copies_of(config: Config, table: RawTable, recorder: LineageRecorder = NOT_RECORDED) -> Table:
-    """Returns the table of the lake with the copies.
+    """Returns the lake's table with the copies of the rows of `table`.
 
     The name of the table of copies depends on the columns and the path of `table`.
     """
@@ -133,7 +134,7 @@ class DeltaVersion:
 
 
 def split_location(path: str) -> tuple[str, list[tuple[str, str]]]:
-    """Returns the folder of a table, and the (column, pattern of values) of each partition in a path."""
+    """Returns the folder of a table, and a pair (column, pattern of values) for each filter in the path."""
     root = path.rstrip("/")
     filters: list[tuple[str, str]] = []
     while match := _FILTER.fullmatch(root.rsplit("/", 1)[-1]):
@@ -143,7 +144,7 @@ def split_location(path: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def files_at(path: str) -> list[DeltaFile]:
-    """Returns the files of a table's current version that have the partition values in the path.
+    """Returns the files of a table's current version whose partition values match the path.
 
     The result is empty if there is no folder at the path.
 
@@ -192,7 +193,7 @@ def version_of(file: str) -> DeltaVersion:
 def kept_rows(version: DeltaVersion, paths: set[str]) -> dict[str, list[bool]]:
     """Returns, for each file of `paths` with a deletion vector, whether each of its rows is kept.
 
-    If an array has fewer elements than the file has rows, all rows after its end are kept.
+    If the list of a file has fewer elements than the file has rows, the other rows are kept.
 
     Raises:
         DataError: a deletion vector cannot be read.
@@ -284,7 +285,7 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
 
 
 def _table(stream: Any) -> pa.Table:
-    """Converts rows that delta-rs returns to a table of the installed version of Arrow."""
+    """Converts the rows from delta-rs, which has its own version of Arrow, to a table of pyarrow."""
     return pa.RecordBatchReader._import_from_c_capsule(stream.__arrow_c_stream__()).read_all()
 
 
@@ -311,15 +312,16 @@ _EMPTY_BYTES = 512
 
 @dataclass(frozen=True)
 class RawFiles:
-    """The raw files of one table and day. The names of the files must be in the order of the rows' times.
+    """The raw files of one table and day. Earlier rows must be in files whose names come first.
 
     Attributes:
         dt: the day as an ISO date. For a table without dates, it is the run date.
-        paths: paths of the files, ordered by name.
+        paths: paths of the files, ordered by name. Files of a Delta table are ordered by the time at which
+            they were written.
         bytes: total size of the files.
         digest: if the folder of the files has a manifest, the digest in this manifest. Otherwise, a digest of
-            the files' names, sizes and modification times, which changes if a file arrives late or is
-            replaced. Here a name is a path relative to the last folder before a wildcard.
+            the files' names, sizes and (except for a Delta table) modification times. It changes if a file
+            arrives late or is replaced. Here a name is a path relative to the last folder before a wildcard.
         recorder: records other inputs of the run that are read with these files, such as tables of
             attributes.
     """
@@ -343,8 +345,8 @@ def find_raw(
 
     `recorder` records the files as inputs of the run.
 
-    If the folder of the raw files has a manifest, only files that the manifest lists are returned. This
-    ignores the files of an interrupted or replaced delivery. Otherwise, all files that match the table's path
+    If the folder of the raw files has a manifest, only files that the manifest lists are returned. So the
+    files of an interrupted or replaced delivery are ignored. Otherwise, all files that match the table's path
     are returned. Wildcards are also allowed in the folders of this path. A wildcard does not match names that
     begin with a dot or an underscore. For a table of Spark's catalogue, the files are the files of its copy.
 
@@ -368,7 +370,7 @@ def find_raw(
     _require_readable(matches, table.format)
     digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in matches])
     extension = READER.find_in_package(table.format)
-    if extension is not None:  # the rows also depend on the version of the reader that a package adds
+    if extension is not None:  # the rows also depend on the code of the package's reader
         digest = digest_of([digest, extension.digest()])
     size = sum(info.size for _, _, info in matches)
     recorder.record_read(pattern, digest, size_bytes=size)
@@ -382,9 +384,9 @@ def _of_manifest(folder: Partition, dt: str) -> RawFiles:
 
 
 def _find_delta(path: str, dt: str, recorder: LineageRecorder) -> RawFiles | None:
-    """Does the same as `find_raw` for a Delta table.
+    """Returns the raw files of one day of a Delta table; None if there are no files.
 
-    The files are in the order in which they were created.
+    The files are ordered by the time at which they were written.
     """
     files = files_at(path)
     if not files:
@@ -396,7 +398,7 @@ def _find_delta(path: str, dt: str, recorder: LineageRecorder) -> RawFiles | Non
 
 
 def find_files(pattern: str, form: Format) -> tuple[str, ...]:
-    """Returns the paths of the files of a format that match a path or glob pattern, ordered by name.
+    """Returns the paths of the files that match a path or glob pattern, ordered as in `RawFiles`.
 
     Raises:
         DataError: a file is compressed in a format that no engine can read.
@@ -490,16 +492,16 @@ def _list_matches(pattern: str) -> list[tuple[str, str, fs.FileInfo]]:
 
 
 def _require_no_lost_entries(pattern: str, bases: Sequence[str], name: str, *, is_file: bool) -> None:
-    """Raises DataError if a local folder has an entry that matches, but whose rows could not be read.
+    """Raises DataError if an entry of a local folder matches the pattern, but cannot be read.
 
     A listing leaves out such entries, for example a symbolic link to a disk that is not mounted. Without this
-    check, the rows of the file would be missing without an error.
+    check, the job would leave out the rows of the file without an error.
 
     Args:
         pattern: the complete path or glob pattern, for the message.
-        bases: folders.
+        bases: the folders whose entries are checked.
         name: the part of the pattern that entries of these folders match.
-        is_file: whether this part is the last one.
+        is_file: whether this part is the last one, so that it matches files.
     """
     if not file_io.is_local(pattern):
         return
@@ -544,7 +546,7 @@ def _absolute(path: str) -> str:
 #
 # build_features adds positions of this log to the rows of the click log if `row_column` is set. In this case,
 # the log of impressions is an input of everything that is computed from these rows.
-# etl/readers/impressions.py reads the log.
+# etl/readers/impressions.py reads the log of impressions.
 
 
 def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:

@@ -1,6 +1,6 @@
 """Computes a digest of the rules and settings by which raw tables are parsed.
 
-If it changes, the stored rows of days are obsolete.
+If this digest changes, the stored rows of days are obsolete.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from storage.paths import LakePaths, Partition
 # again.
 _RULES = 3
 
-# The version of the parsing rules of earlier releases that stored clicks in the table `last_clicks`.
+# The version of the parsing rules in earlier releases, which also stored clicks in the table `last_clicks`.
 _EARLIER_RULES = 2
 
 
 def layout_digest(config: Config) -> str:
-    """Returns a digest of the parsing rules and of the settings of all raw tables, except the paths.
+    """Returns a digest of the parsing rules, of the raw tables' settings, and of `keys` and `prepare`.
 
-    The settings `missing`, `title` and `image` of the table of items are left out too, because they do not
-    change how rows are parsed.
+    Settings that do not change how rows are parsed are left out: `path`, `max_expansion`, and `missing`,
+    `title` and `image` of the table of items.
     """
     settings = [_settings(table) if table else None for table in _tables(config)]
     return _digest(_RULES, config, settings)
@@ -56,7 +56,7 @@ def _digest(rules: int, config: Config, settings: Sequence[dict[str, Any] | None
 
 
 def _settings(table: RawTable) -> dict[str, Any]:
-    """Returns the settings of a table.
+    """Returns the settings of a table that change how its rows are parsed.
 
     The result is the same whether the configuration contains the default separator or omits it. Keys that did
     not exist in earlier releases are included only if they are set. So days that an earlier release stored
@@ -101,13 +101,13 @@ def _column_settings(column: Column) -> dict[str, Any]:
 
 log = logging.getLogger("nightrank.etl")
 
-# Parts of the digest of prepared rows: METHOD for logs without groups, GROUP_METHOD for logs with groups.
-# Change a text if the code computes different histories for the same log.
+# The digest of prepared rows contains METHOD for logs without groups, and GROUP_METHOD for logs with groups.
+# Change the text if the code computes different histories for the same log.
 METHOD = "clicks before the row"
 GROUP_METHOD = "clicks before the group"
 
-# A function that publishes a missing or obsolete partition of a day. Its arguments include the inputs to
-# record.
+# A function that publishes the missing or obsolete partition of a day. The last argument contains the inputs
+# that the manifest records.
 Publish = Callable[[RawFiles, Partition, dict[str, str]], Manifest]
 
 

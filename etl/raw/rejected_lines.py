@@ -66,7 +66,7 @@ _ABOUT_COLUMNS = {
 }
 
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9.]*[0-9],[0-9]+")
-# Notations that a message may propose: of dates, and of times that follow a date.
+# Notations that a message may propose: for dates, and for times that follow a date.
 _DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%Y%m%d")
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 
@@ -89,7 +89,7 @@ class RejectedLine:
 
 
 def description(table: RawTable, rejected: RejectedLine) -> str:
-    """Returns a text with the number of the row, its value, and the rule that the value breaks."""
+    """Returns a text with the number of the row, the rejected value, and the rule that this value breaks."""
     kind, column = _split(rejected.reason)
     settings = format_settings(table.format)
     place = f"{'line' if settings.is_text and settings.is_row_per_line else 'row'} {rejected.line_number}"
@@ -106,7 +106,7 @@ def description(table: RawTable, rejected: RejectedLine) -> str:
 
 
 def values_of(table: RawTable, rejected: Sequence[RejectedLine]) -> list[str]:
-    """Returns some distinct values for which rows were rejected. All `rows` have the same reason."""
+    """Returns some distinct values for which rows were rejected. All `rejected` rows have the same reason."""
     column = _split(rejected[0].reason)[1] if rejected else ""
     if not column:
         return []
@@ -160,7 +160,7 @@ def _json_value(line: str, path: str) -> Any:
     """Returns the value of a path such as `a.b` in the text of a JSON object; None if there is none."""
     try:
         value = json.loads(line)
-    except ValueError:  # the text is one of those that DuckDB accepts and Python refuses
+    except ValueError:  # DuckDB accepts some texts that are not valid JSON for Python
         return None
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None

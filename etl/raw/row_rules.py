@@ -1,8 +1,8 @@
-"""The rules for rows. A rule computes a column from a raw column, and has reasons to reject a row.
+"""The rules for rows. A rule computes a column from a raw column, and can reject a row.
 
 The computed columns are the label, the weight, the ids of user, item and group, and the time.
 etl/text/parse_block.py applies the rules to arrays of raw values. `row_rules` returns the rules in the order
-in which rows are checked. If a row violates several rules, the first reason is used.
+in which rows are checked. If several rules reject a row, the reason of the first rule is used.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from etl.raw.text_values import numbers, text_array
 from etl.raw.time_text import FIRST_DAY, LAST_DAY, instants, starts_of_days
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
-# Checks ids of users, items and groups. The rule exists in two forms: as Spark expressions and as Arrow
-# operations.
+# Checks ids of users, items and groups: their length, and that they have no control characters.
 
 MAX_KEY_BYTES = 256  # bytes of the text in UTF-8
 RULE = (
@@ -50,7 +49,7 @@ def are_bad_keys(texts: pa.StringArray) -> pa.BooleanArray:
 # Output of the rule for the time of day, from which `with_times_of_day` computes the event time.
 TIME_OF_DAY = "time_of_day"
 
-# Length of the units of `log.event_time.unit`.
+# Length in nanoseconds of each unit of `log.event_time.unit`.
 NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _LARGEST = 2**63 - 1
 
@@ -115,7 +114,7 @@ def row_rules(
 
 
 def reasons_left_out(label: Label, keys: Keys | None) -> tuple[str, ...]:
-    """Returns the reasons, given by the label and the keys, of rows that are neither used nor quarantined."""
+    """Returns the reasons for which `label` and `keys` leave out rows that are not put into quarantine."""
     others = [OTHER_EVENT] if label.weights is not None and label.other_events == "drop" else []
     if keys is not None and keys.rows_without_user == "leave_out":
         others.append(_missing_key(keys.user))
@@ -190,7 +189,7 @@ def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
 
 
 def _label(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of a label: a column of 0 and 1, or 1 if a number reaches `positive_at_least`."""
+    """Returns the rule of a label: a column of 0 and 1, or whether a number reaches `positive_at_least`."""
     threshold = label.positive_at_least
 
     def array(values: pa.Array) -> pa.Array:
@@ -351,7 +350,7 @@ class Misdated:
     latest: int | None = None
 
     def __add__(self, other: Misdated) -> Misdated:
-        """Returns the counts of the rows of both operands."""
+        """Returns the counts for the rows of both operands together."""
         earliest = [time for time in (self.earliest, other.earliest) if time is not None]
         latest = [time for time in (self.latest, other.latest) if time is not None]
         return Misdated(self.rows + other.rows, min(earliest, default=None), max(latest, default=None))
@@ -395,7 +394,7 @@ def count_misdated(times: NDArray[np.int64], bounds: tuple[int, int]) -> Misdate
 
 
 def describe(event_time: EventTime, time: int, log: RawTable) -> str:
-    """Returns a text with a raw value, and the day that results from it.
+    """Returns a text with the raw value of a time. If it is an integer, the text says which UTC day results.
 
     Args:
         event_time: column and unit of the time.

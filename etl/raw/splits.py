@@ -1,8 +1,9 @@
 """Divides the rows of a log into the splits train, validation and test, and draws negatives.
 
-All methods divide rows by time. A negative is a row of a user with an item for which the user has no row in
-the log. Here, negatives are drawn in frames of Spark. etl/prepare/prepared_rows.py divides rows and draws
-negatives without Spark, with the same results.
+The setting `split.by` chooses the method. With `day`, all rows of a day are in the same split. The methods
+`fraction` and `leave_last_out` divide the rows of one partition. A negative is an added row with label 0,
+which has an item for which the user has no row (`add_negatives`). This module divides rows and draws
+negatives in frames of Spark. etl/prepare/prepared_rows.py does the same without Spark, with the same results.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DAY = "_day"
 # Part of the digest of prepared rows. Change this text if the code divides the same log differently.
 CUT = "by rank of the kept rows"
 
-# Rows are counted in blocks of 2**16 row_ids: some thousand blocks for a log of hundreds of millions of rows.
+# Rows are counted in blocks of 2**16 row_ids: a few thousand blocks for hundreds of millions of rows.
 _BLOCK_BITS = 16
 
 
@@ -40,7 +41,7 @@ def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:
 
     Raises:
         DataError: there are no rows.
-        ValueError: `config.by` is `day`, so whole partitions are splits.
+        ValueError: `config.by` is `day`, so all rows of a partition are in one split.
     """
     if config.by == "fraction":
         return _by_fraction(rows, config)
@@ -161,11 +162,12 @@ def last_ranks(total: int, config: SplitConfig) -> tuple[int, int]:
 
 
 def _leave_last_out(rows: DataFrame) -> DataFrame:
-    """Divides the rows of each user at the user's last two positive rows, for validation and test.
+    """Divides the rows of each user at the user's last two positive rows: one for validation, one for test.
 
     The test split contains the user's last positive row and all later rows. The validation split contains the
-    second last positive row and all rows before the test split. The train split contains all earlier rows. A
-    user with only one positive row has no validation rows. A user without positive rows has only train rows.
+    second last positive row and the rows between it and the test split. The train split contains all earlier
+    rows. A user with only one positive row has no validation rows. A user without positive rows has only
+    train rows.
     """
     order = [F.asc(EVENT_TIME), F.asc(ROW_ID)] if EVENT_TIME in rows.columns else [F.asc(ROW_ID)]
     by_user = Window.partitionBy(USER_KEY)
@@ -181,7 +183,7 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     return rows.withColumn(SPLIT, split)
 
 
-# Finds the days that a run reads: train, validation and test days. The last of them is the run date.
+# Finds the days that a run reads: train, validation and test days. The last of these days is the run date.
 
 
 def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]) -> dict[Split, list[str]]:
@@ -216,7 +218,7 @@ def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]
     }
 
 
-# Draws negatives in frames of Spark, for logs that have only positive rows.
+# Draws negatives in frames of Spark, for logs that record only what users chose.
 
 # A part of the digest of prepared rows. Change this text if the code draws different negatives from the same
 # log. Jobs then prepare the rows again.
@@ -225,21 +227,21 @@ _SINCE = "_since"
 
 
 def add_negatives(rows: DataFrame, config: Negatives, item_column: str, weighted: bool = False) -> DataFrame:
-    """Adds up to `per_positive` negatives for each positive row: items that its user has no row for.
+    """Adds up to `per_positive` negatives for each positive row, with items for which the user has no row.
 
-    The negatives of a positive row are drawn only from rows of the same split and of earlier splits: for a
-    train row from the train rows, for a test row from all rows. So validation and test rows do not change the
-    negatives of a train row. If there is no column `split` (one day of a log that is stored by day),
-    negatives are drawn from all rows of the day.
+    The items of a positive row's negatives are drawn only from rows of the same split and of earlier splits:
+    for a train row from the train rows, for a test row from all rows. So validation and test rows do not
+    change the negatives of a train row. If there is no column `split` (one day of a log that is stored by
+    day), items are drawn from all rows of the day.
 
     With `train: false`, no negatives are added for train rows. The negatives of the other splits stay the
     same.
 
-    Let m be the number of distinct items in the rows from which the negatives of a positive row are drawn.
-    These items are ordered by the first split in which they occur, then by item key. Draw n, from 1 to
-    `per_positive`, takes the item at index pmod(xxhash64(row_id, n, seed), m). If the user already has a row
-    with the drawn item among the rows from which negatives are drawn, the draw adds no negative. The result
-    depends only on the log and the configuration.
+    Let m be the number of distinct items in the rows from which items are drawn for a positive row. These
+    items are ordered by the first split in which they occur, then by item key. Draw n, from 1 to
+    `per_positive`, takes the item at index pmod(xxhash64(row_id, n, seed), m). If the user has a row with the
+    drawn item among the rows from which items are drawn, the draw adds no negative. The result depends only
+    on the log and the configuration.
 
     A negative has label 0 and, if rows have weights, the weight 1. Except for the item, its other columns
     have the values of the positive row. The row_id of every row becomes row_id * (per_positive + 1) + n. Here
@@ -305,7 +307,7 @@ def _split_number(rows: DataFrame) -> Column:
 
 
 def _visible_items(items: DataFrame) -> Column:
-    """Returns the number of items that occur in the split with index `_since` or in an earlier split."""
+    """Returns an expression for the number of items in the split `_since` of a row and in earlier splits."""
     first_seen = {row["_item_since"]: row["count"] for row in items.groupBy("_item_since").count().collect()}
     visible = list(accumulate(first_seen.get(index, 0) for index in range(len(SPLITS))))
     count = F.lit(visible[0])

@@ -21,17 +21,18 @@ from storage.feature_spec import FLOAT32_MAX
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
 
-# Converts texts to numbers by one rule, in Arrow arrays and with Spark expressions.
+# Converts arrays of texts to numbers.
 #
 # An integer has at most 64 bits. Its fraction, if it has one, consists of zeros: "17.0" is 17. A number is a
-# decimal number within the range of float32. A cast alone would also accept "1d", "1f", "NaN" and surrounding
-# blanks. A decimal has no exponent and at most 38 digits, including leading and trailing zeros. It is rounded
-# to the nearest double, with ties to even. A boolean is 1 or 0. All other texts become null.
+# decimal number within the range of float32. Arrow's cast alone would also accept texts such as "nan" and
+# "inf". A decimal has no exponent and at most 38 digits, including leading and trailing zeros. It is rounded
+# to the nearest double, with ties to even. A boolean is a text such as true, f, YES or 0, and becomes 1 or 0.
+# Texts that do not follow these rules become null.
 
 _INTEGER = r"^[+-]?[0-9]{1,19}([.]0*)?$"
 _ZEROS = r"[.]0*$"
 
-# [.] instead of \., because the accelerator does not support a repeated escaped character.
+# A decimal number, which may have an exponent.
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
 _MOST_DIGITS = 38  # largest number of digits of a decimal in Spark, Arrow and Parquet
 _DECIMAL = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)$"
@@ -73,8 +74,8 @@ _WITH_GROUPS = r"^[+-]?[0-9]{1,3}([.][0-9]{3})+,[0-9]*([eE][+-]?[0-9]+)?$"
 def with_decimal_points(text: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Returns texts in which points replace decimal commas: 12.5 for 12,5, and 1234.5 for 1.234,5.
 
-    A number with a point that does not separate a group of three digits before a comma becomes ",", which is
-    neither a number nor null.
+    A text with a point that does not separate groups of three digits before a comma becomes ",", which all
+    conversions to numbers reject.
     """
     with_points = pc.replace_substring(text, ",", ".")
     has_point = pc.match_substring(text, ".")
@@ -108,7 +109,7 @@ def text_lists(text: pa.Array, separator: str) -> pa.Array:
 
 
 def integer_lists(text: pa.Array, separator: str) -> pa.Array:
-    """Divides n texts at a separator, as `text_lists` does, and converts the elements to int64.
+    """Divides n texts at a separator (`text_lists`), and converts the elements to int64.
 
     The list is null if one of its elements is not an integer of 64 bits.
     """
@@ -208,7 +209,7 @@ def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tu
 def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
     """Returns the list of fields of each line, as an array of lists.
 
-    The list is null for a line that violates the rule for double quotes (see below).
+    The list is null for a line that violates the rule for double quotes (`split_line`).
     """
     return pa.array([split_line(line, separator) for line in text.to_pylist()], pa.list_(pa.string()))
 
@@ -254,7 +255,7 @@ def typed_column(
     return values, pc.if_else(bad, f"{kind}:{column.name}", null)
 
 
-# Splits CSV lines with double quotes by the strict rule of RFC 4180, in Python and as Spark expressions.
+# Splits CSV lines with double quotes by the strict rule of RFC 4180.
 #
 # A field that contains a double quote must begin and end with a double quote, and each double quote inside
 # the field must be doubled. A line that violates this rule is rejected with the reason `quote`. The usual
@@ -267,8 +268,7 @@ REASON = "quote"
 def _patterns(separator: str) -> tuple[str, str]:
     """Returns two regular expressions: for a valid line, and for a field with the separator after it.
 
-    Both expressions work in Python and Java. All repetitions are possessive, because backtracking on a long
-    line could overflow Java's stack.
+    All repetitions are possessive, so a match does not backtrack, even on a long line.
     """
     end = f"\\{separator}" if separator in string.punctuation else separator
     field = f'(?:"[^"]*+(?:""[^"]*+)*+"|[^"{end}]*+)'
@@ -291,15 +291,15 @@ def split_line(line: str, separator: str) -> list[str] | None:
 # Both engines, `sql` and `arrow`, convert a value to the same bytes.
 
 # Maps types of floats to a bound. Below the bound, floats of the type represent every integer exactly. At and
-# above it, an integer may have been rounded. The keys are Arrow's names of the types. Spark uses the same
-# names, except halffloat.
+# above it, an integer may have been rounded. The keys are Arrow's names of the types. `Stored.kind` has the
+# same names (etl/raw/file_columns.py).
 EXACT_BELOW = {"halffloat": 2.0**11, "float": 2.0**24, "double": 2.0**53}
 WHOLE_RULE = (
     "only a whole number becomes a text, and a float only below 2⁵³ (2²⁴ for 32 bits), because larger floats "
     "may have been rounded"
 )
 
-# Separator and null in joined texts. No field of a log contains these two bytes.
+# Separator and null in joined texts: control characters, which texts of logs rarely contain.
 SEPARATOR, MISSING = "\x1f", "\x00"
 
 # Characters with a meaning in a regular expression.

@@ -29,10 +29,10 @@ _FIRST_US = FIRST_DAY * US_OF_DAY
 _DATE_BYTES = 10  # Length of YYYY-MM-DD.
 _MINUTE_BYTES = 16  # Length of YYYY-MM-DDTHH:MM.
 _ROWS = 1 << 16  # Number of texts that are converted at once; it limits the memory of their characters.
-# largest number of bytes of a text. Longer texts are not times, except for times with many blanks
+# Largest number of bytes of a text. Longer texts become null: they are not times, or have many blanks.
 _LONGEST = 64
 _PADDING = 16  # Number of zeros after the characters of a text, so that a cursor may look ahead.
-_MOST_DAYS = 1 << 17  # Number of days of time zones whose offsets are kept.
+_MOST_DAYS = 1 << 17  # Number of days of time zones whose offsets are kept in memory.
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 _MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july"),
@@ -78,9 +78,9 @@ def timestamps(text: pa.Array, pattern: str, time_zone: str) -> pa.Array:
 def _plain_iso(text: pa.Array, time_zone: str) -> pa.Array | None:
     """Converts texts with Arrow's faster parser.
 
-    Returns None if Arrow may read one of the texts by other rules. Arrow also accepts hours without minutes,
-    and the year 0. It refuses fractions of more than six digits. Arrow also has other rules for offsets, so
-    this function accepts only texts without an offset, or with Z.
+    Returns None if Arrow's rules may differ from the rules here for one of the texts. Arrow also accepts
+    hours without minutes, and the year 0. It refuses fractions of more than six digits. Arrow also has other
+    rules for offsets, so this function accepts only texts without an offset, or with Z.
     """
     lengths = pc.binary_length(text)
     fits = pc.or_(pc.equal(lengths, _DATE_BYTES), pc.greater_equal(lengths, _MINUTE_BYTES))
@@ -441,7 +441,7 @@ def _names(names: tuple[str, ...], short: bool) -> tuple[str, ...]:
 def _converted(text: pa.Array, convert: Callable[[_Cursor], Ints]) -> pa.Array:
     """Applies `convert` to the texts of an array, a limited number at a time.
 
-    Texts that it cannot convert become null.
+    Texts that `convert` cannot convert become null.
     """
     parts = []
     for start in range(0, len(text), _ROWS):

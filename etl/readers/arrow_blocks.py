@@ -43,8 +43,8 @@ _SMALLEST, _LARGEST = 1e-3, 1e7
 def row_texts(columns: Mapping[str, pa.Array | pa.ChunkedArray], rows: int) -> list[str]:
     """Returns the JSON of n rows. Nulls are left out.
 
-    Timestamps are integers of their unit. Timestamps of 96 bits must be converted first. Floats are written
-    with the fewest digits that identify them, as Java does since version 19.
+    A timestamp is written as an integer in its unit. The caller must have converted timestamps of 96 bits.
+    Floats are written with the fewest digits that identify them, as Java does since version 19.
 
     Args:
         columns: maps the name of each column to its n values, in the order in which columns are written.
@@ -179,7 +179,7 @@ def typed_block(
         rows_before: returns the number of rows of the file before `rows`, for error messages.
 
     Raises:
-        DataError: a value has no exact text.
+        DataError: a value in a column of texts has no exact text.
     """
     is_time = event_time.column if event_time else None
     columns: dict[str, pa.Array] = {}
@@ -221,6 +221,6 @@ def typed_block(
 
 
 def _texts(rows: pa.Table, lines: Sequence[int]) -> list[str]:
-    """Returns rows as JSON, by the indices of the rows."""
+    """Returns the rows with the indices `lines` as JSON."""
     taken = rows.take(pa.array(lines, pa.int64()))
     return row_texts(dict(zip(taken.column_names, taken.columns, strict=True)), len(taken))

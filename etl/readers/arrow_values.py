@@ -4,7 +4,7 @@ Each distinct value is converted once.
 
 | declared | result | values that fit |
 |---|---|---|
-| int | int64 | whole numbers of 64 bits, booleans (0, 1), texts of integers; floats below 2⁵³ (2²⁴) |
+| int | int64 | integers of 64 bits, booleans (0, 1), texts of integers; floats below 2⁵³ (float32: 2²⁴) |
 | float, decimal | double | numbers within the range of float32, booleans (0, 1), texts of numbers |
 | string | string | texts in UTF-8, whole numbers; an empty text is null |
 | bool | int64, 0 or 1 | booleans, the numbers 0 and 1 |
@@ -125,7 +125,7 @@ def convert(
     """Converts n values of any Arrow type that `require_type` accepts to the declared type of a column.
 
     Args:
-        values: the values. Dictionary arrays of texts are fastest.
+        values: the values. Texts are converted fastest if they are dictionary-encoded.
         column: name and declared type.
         unit: for the column of the event time, the unit of its integers: s, ms, us or ns. Timestamps are
             converted to this unit and rounded down. A time that does not fit into 64 bits becomes null.
@@ -324,7 +324,7 @@ _DECLARE: Mapping[Callable[[pa.DataType], bool], str] = {
 def _typed(
     values: pa.Array, column: Column, unit: str | None, time_zone: str
 ) -> tuple[pa.Array, np.ndarray | None]:
-    """Returns n values in the declared type, and which of them do not fit it: (n,) bool, None if all fit."""
+    """Returns n values in the declared type, and whether a value does not fit: (n,) bool; None if all fit."""
     kind, declared = values.type, column.type
     if pa.types.is_null(kind):
         return values.cast(VALUE_TYPES[declared]), None
@@ -344,7 +344,7 @@ def _typed(
 
 
 def _with_mask(typed: pa.Array, reasons: pa.Array | None) -> tuple[pa.Array, np.ndarray | None]:
-    """Returns n values, and an (n,) bool array that is true where there is a reason; None without reasons."""
+    """Returns `typed`, and an (n,) bool array that is true for values with a reason; None without reasons."""
     return typed, None if reasons is None else reasons.is_valid().to_numpy(zero_copy_only=False)
 
 
@@ -436,7 +436,7 @@ _TIMESTAMP = Column(name="timestamp", type="timestamp")
 
 
 def _converted_lists(values: pa.Array, column: Column) -> Converted:
-    """Converts n lists, without null and empty elements.
+    """Converts n lists to the declared type of a column. Leaves out null and empty elements.
 
     A list with an element of a wrong type is malformed.
     """

@@ -53,7 +53,7 @@ _PRIMITIVES: Mapping[str, pa.DataType] = {
     "enum": pa.string(),
 }
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
-# stands for records, maps and unions of several types, which no column can have
+# this type stands for records, maps and unions of several types, which no column can have
 _NESTED = pa.struct([])
 _WIDER = ({"int", "long"}, pa.int64()), ({"float", "double"}, pa.float64())
 
@@ -67,7 +67,7 @@ class _File:
         size: its number of bytes.
         first_block: the position of the first block, after the header.
         marker: the 16 bytes after each block.
-        header: a header with a schema for the same bytes, whose values Arrow can convert.
+        header: the header with another schema, which reads the same bytes as values that Arrow can convert.
         types: maps each listed column of the file to its Arrow type.
     """
 
@@ -119,7 +119,7 @@ class AvroReader(TableReader):
         """Yields the rows of the file's blocks that begin in the range of bytes.
 
         Raises:
-            DataError: the file is damaged, or a value has no exact text.
+            DataError: the file is damaged, or a value in a column of texts has no exact text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         end = file.size if file_split.end is None else file_split.end
@@ -208,10 +208,11 @@ def _definitions(schema: Any) -> dict[str, Any]:
 
 
 def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[str, ...] = ()) -> int:
-    """Returns 0 if a value of a type may need no bytes, and otherwise a lower bound of its bytes.
+    """Returns the least number of bytes that a value may need; 0 if some values need no bytes.
 
-    A few bytes can say that a list has billions of values without bytes. The decoder would store all of them.
-    The decoder calls itself for each level of a record that contains itself, until the stack is full.
+    The function refuses two kinds of types. A list of values that need no bytes can have billions of values
+    in a few bytes of the file, and the decoder would store all of them. For a record that contains itself,
+    the decoder could call itself until the stack is full.
 
     Args:
         schema: the type.
@@ -220,9 +221,9 @@ def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[
         outer: the records that contain this value.
 
     Raises:
-        DataError: values of the schema have no limit of memory.
+        DataError: values of the schema may need unlimited memory.
     """
-    if isinstance(schema, list):  # the number of the member comes first
+    if isinstance(schema, list):  # in a union, the number of the member type comes first
         return 1 + min(_least_bytes(one, names, path, outer) for one in schema)
     if isinstance(schema, str):
         if schema in _PRIMITIVES or schema not in names:
@@ -365,7 +366,7 @@ def _records(blocks: Iterable[Any], path: str) -> Iterator[Any]:
 
 
 def _array(records: list[Any], name: str, kind: pa.DataType) -> pa.Array:
-    """Returns the values of a field."""
+    """Returns the values of the field `name` in some records."""
     values = [record[name] for record in records]
     if pa.types.is_timestamp(kind):
         return pa.array(values, pa.int64()).cast(kind)

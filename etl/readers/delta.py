@@ -88,7 +88,7 @@ class DeltaReader(TableReader):
         """Yields the rows of a file split, with the values of the file's partition.
 
         Raises:
-            DataError: the file is damaged, or a value has no exact text.
+            DataError: the file is damaged, or a value in a column of texts has no exact text.
         """
         in_files = [name for name in wanted if name not in self.values]
         first = self._rows_before(file_split)
@@ -161,7 +161,7 @@ def _without_deleted(block: RawBlock, kept: np.ndarray | None, first: int) -> Ra
 
     Args:
         block: rows of one Parquet file, including deleted rows.
-        kept: whether each of the first rows of the file is kept; None if all rows are kept.
+        kept: (n,) bool: whether each of the file's first n rows is kept; None if all rows are kept.
         first: the index in the file of the first row of the block.
     """
     if kept is None:
@@ -184,7 +184,7 @@ def _without_deleted(block: RawBlock, kept: np.ndarray | None, first: int) -> Ra
 
 
 def _texts(block: RawBlock, partitions: Mapping[str, pa.Array], lines: Sequence[int]) -> list[str]:
-    """Returns rows as JSON. The values of the partition columns are at the end."""
+    """Returns the rows with the indices `lines` as JSON. The partition columns are at the end."""
     (of_partition,) = row_texts(partitions, 1)
     texts = block.texts(lines)
     if of_partition == "{}":

@@ -109,8 +109,8 @@ class _Layout:
 
     Attributes:
         reader: reads the files.
-        columns: maps the columns of LOGGED to columns of the reader's table. Columns without values are
-            missing.
+        columns: maps the columns of LOGGED to columns of the reader's table. Columns that the log does not
+            have are missing.
         time: the rule of the times; None if the log has no times.
     """
 
@@ -144,9 +144,9 @@ def _layout(config: Config, paths: tuple[str, ...]) -> _Layout:
 
 
 def _with_times_of_log(table: RawTable, settings: Impressions, config: Config) -> RawTable:
-    """Returns the table.
+    """Returns `table` with the settings of the click log's times (type, format and zone).
 
-    Settings of times (type, format and zone) that the section does not set are taken from the click log.
+    Settings that the section `serving.impressions` sets are not replaced.
     """
     log_time = config.log.event_time
     if settings.time is None or log_time is None:
@@ -198,7 +198,7 @@ def _broken(
 
 
 def _logged(block: RawBlock, layout: _Layout) -> pa.RecordBatch:
-    """Returns the columns of LOGGED."""
+    """Returns the rows of a block, with the columns of LOGGED."""
     rows = len(block.row_lines)
 
     def texts(name: str) -> pa.Array:

@@ -2,7 +2,7 @@
 
 The compiled scanner (etl/native/json.cpp) finds the values of plain lines. DuckDB reads all other lines, such
 as lines with escapes. If the library is missing, DuckDB reads all lines. Each distinct value is converted
-once:
+once, by these rules:
 
 * `source` of a column is a path: `a.b` is the field `b` of the object in the field `a`.
 * A field that a line lacks is null, and so is a JSON null. This also holds for a column that is not
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import duckdb
 
 BROKEN, NOT_UTF8 = "json", "not_utf8"
-_HEAD_BYTES = 2**20  # the reader looks for the columns in this number of bytes of each file
+_HEAD_BYTES = 2**20  # number of bytes at the start of each file in which the reader looks for the columns
 _QUOTE, _OBJECT, _ARRAY = ord('"'), ord("{"), ord("[")
 _MOST_SHOWN = 20  # largest number of fields of a line in an error message
 
@@ -120,7 +120,7 @@ class JsonLinesReader(TableReader):
                 encoded = pa.DictionaryArray.from_arrays(
                     encoded.indices.take(pa.array(rows)), encoded.dictionary
                 )
-            # these values are checked only for objects and arrays
+            # the values of such a column are not returned; only rows with objects and arrays are rejected
             if column.type == "string" and column.name not in wanted:
                 _reject(malformed, encoded, column)
                 continue
@@ -162,7 +162,7 @@ def _scan(block: bytes | memoryview, names: Sequence[str]) -> ScannedJson:
         is_object, tokens = _tokens(lines, names)
         if broken:
             is_object[list(broken)] = False
-        if not is_object.all():  # DuckDB extracts values from some texts that are not objects
+        if not is_object.all():  # DuckDB extracts values even from some texts that are not objects
             kept, null = pa.array(is_object), pa.scalar(None, pa.string())
             tokens = [pc.if_else(kept, of_column, null) for of_column in tokens]
         return is_object, tokens, broken
@@ -250,7 +250,7 @@ def _unquoted(tokens: pa.Array, is_string: np.ndarray) -> pa.Array:
 
 
 def _typed_lists(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.Array, pa.Array]:
-    """Does the same as `typed_tokens` for n texts of JSON arrays."""
+    """Converts n texts of JSON arrays to lists. Returns n lists and n reasons, as `typed_tokens` does."""
     query = "SELECT json_transform(text, '[\"JSON\"]')::VARCHAR[] AS value FROM block"
     lists = _one_array(_run(query, tokens).column(0))
     owner = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy(zero_copy_only=False))

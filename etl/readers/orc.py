@@ -78,7 +78,7 @@ class OrcReader(TableReader):
         """Yields the rows of the stripes as one block.
 
         Raises:
-            DataError: the file is damaged, or a value has no exact text.
+            DataError: the file is damaged, or a value in a column of texts has no exact text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         rows = _read(file, range(file_split.start, file_split.end or 0), self.table.columns)

@@ -1,7 +1,7 @@
 """Reads Parquet files, and verifies the checksums of their pages. A file split is a range of row groups.
 
-pyarrow 14 does not verify checksums. So the headers of pages are parsed here, as Thrift's compact protocol
-writes them, and the CRC-32 of each page that has one is compared with its content.
+pyarrow 14 does not verify checksums. So this module parses the headers of pages, which are written in
+Thrift's compact protocol. It compares the CRC-32 in a header with the content of the page.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _File:
 
     Attributes:
         path: the path of the file.
-        columns: the stored form of each column of the table.
+        columns: how the file stores each column of the table.
         group_rows: number of rows of each row group.
         group_bytes: approximate number of bytes in memory of the listed columns, for each row group.
     """
@@ -155,7 +155,7 @@ class ParquetReader(TableReader):
         """Yields the rows of some row groups as one block, or of a large row group as several blocks.
 
         Raises:
-            DataError: the file is damaged, or a value has no exact text.
+            DataError: the file is damaged, or a value in a column of texts has no exact text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         first_row = sum(file.group_rows[: file_split.start])
@@ -188,7 +188,7 @@ class ParquetReader(TableReader):
             file, file_split: the file, and the split of the rows.
             rows: the values of those columns in `needed` that the file stores and that are not in `paged`.
             paged: maps the name of a column in the file to its values and the number of rows with each value.
-            needed: the columns that are returned or checked, with their stored form.
+            needed: the columns that are returned or checked, and how the file stores them.
             returned: the names of the columns of the block.
             first_row: the index in the file of the first row of the split.
             offset: the index of the first row of the block in the split.
@@ -244,7 +244,7 @@ class ParquetReader(TableReader):
     def _texts(
         self, file: _File, file_split: FileSplit, offset: int, rows: pa.Table, lines: Sequence[int]
     ) -> list[str]:
-        """Returns rows as JSON. Columns that the block does not have are read.
+        """Returns some rows of a block as JSON. Columns that the block lacks are read from the file.
 
         Args:
             file, file_split: the file, and the split of the rows.
@@ -286,9 +286,9 @@ def _read(
 ) -> Iterator[tuple[pa.Table, dict[str, _CountedValues]]]:
     """Yields the rows of a file split, with the columns `names` of the file.
 
-    With `counted`, columns whose pages this module can decode are not in the table. They are returned
-    separately, with the number of rows with each value. If `names` is empty, the table has one column of
-    nulls.
+    With `counted`, columns whose pages this module can decode are not in the table. The second result
+    contains these columns, and the number of rows with each value. If `names` is empty, the table has one
+    column of nulls.
     """
     start, end = file_split.start, file_split.end
     groups = [start] if end is None else list(range(start, end))
@@ -310,7 +310,7 @@ def _read(
             parquet = pq.ParquetFile(
                 source,
                 metadata=footer,
-                # This has an effect only on columns of texts.
+                # `read_dictionary` has an effect only on columns of texts.
                 read_dictionary=[name for name in names if name in paths],
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",
@@ -356,7 +356,7 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
 
 
 def _counted(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray | pa.Array, np.ndarray | None]:
-    """Merges the dictionaries of several row groups, and counts texts. Other columns are unchanged."""
+    """Merges the dictionaries of a column of texts, and counts its values. Does not change other columns."""
     if values.num_chunks < 2 or values.type != _TEXTS or not is_built():
         return values, None
     return merge_dictionaries(values.chunks)
@@ -365,7 +365,7 @@ def _counted(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray | pa.Array, np.nd
 def _columns_of(
     path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
 ) -> tuple[_StoredColumn, ...]:
-    """Returns the stored form of each column of a table. Raises an error if a column cannot be read."""
+    """Returns how a file stores each column of a table. Raises an error if a column cannot be read."""
     require_columns(path, footer, table)
     plain = [column for column in table.columns if column.type in _PLAIN_TYPES]
     stored = stored_columns(path, footer, table.model_copy(update={"columns": plain}), event_time)
@@ -397,7 +397,7 @@ def _is_checked(column: Column, stored: str | None) -> bool:
 
 
 def _group_bytes(footer: pq.FileMetaData, table: RawTable) -> tuple[int, ...]:
-    """Returns the approximate bytes in memory of the listed columns, for each row group."""
+    """Returns about how many bytes the listed columns need in memory, for each row group."""
     indices = [index for column in table.columns for index, _ in leaves_of(footer, column)]
     sizes = []
     for number in range(footer.num_row_groups):
@@ -431,7 +431,7 @@ _LEAST_BYTES = 4  # Smallest size of a number, and size of the length of a text.
 
 @dataclass(frozen=True)
 class _Page:
-    """A page after decompression: number of values or rows, levels if rows may be null, and the data."""
+    """A decompressed page: number of values or rows, definition levels if rows may be null, and the data."""
 
     count: int
     levels: pa.Buffer | None
@@ -470,7 +470,7 @@ def read_paged(
 
 
 def _kinds(footer: pq.FileMetaData, names: Sequence[str]) -> dict[int, pa.DataType]:
-    """Returns the types of the columns that may be read, by their indices in the file."""
+    """Returns the types of the columns that this module may read, by the columns' indices in the file."""
     schema, wanted = footer.schema.to_arrow_schema(), frozenset(names)
     kinds = {}
     for index in range(footer.num_columns):
@@ -580,13 +580,15 @@ Header = dict[tuple[int, ...], int]
 
 
 class WrongPageError(Exception):
-    """The checksum of a page does not match its content, or the page has no valid header."""
+    """The checksum of a page does not match its content, or the page has no valid header or size."""
 
 
 def verify_pages(
     source: pa.NativeFile, footer: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]
 ) -> None:
-    """Verifies the pages of some columns in some row groups. Pages without a checksum are not verified.
+    """Verifies the pages of some columns in some row groups.
+
+    The pages of a column chunk are verified up to the first page without a checksum.
 
     Args:
         source: the open file.
@@ -616,7 +618,7 @@ def chunk_bytes(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> bytes:
 
 
 def _verify_chunk(chunk: memoryview, path: str) -> None:
-    """Verifies the pages of a column chunk, unless its first page has no checksum."""
+    """Verifies the pages of a column chunk, up to the first page without a checksum."""
     for header, _ in pages_of(chunk, path):
         if _CHECKSUM not in header:
             return
@@ -685,7 +687,7 @@ def _integers(data: memoryview, position: int, fields: Header, outer: tuple[int,
 def _after(data: memoryview, position: int, kind: int) -> int:
     """Returns the position after a value.
 
-    It accepts no lists, sets and maps, because page headers have none.
+    Lists, sets and maps raise IndexError, because page headers have none.
     """
     if kind == _BYTE:
         return position + 1

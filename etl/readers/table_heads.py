@@ -1,4 +1,4 @@
-"""Checks the first rows of tables before a run reads its log, so that an invalid table stops it early."""
+"""Checks the first rows of tables other than the log, so that an invalid table stops a run early."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _GROUP_BYTES = 64 << 20  # Row groups and stripes that are larger than this are 
 def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: str | None) -> None:
     """Checks the header or schema, and the values of the first rows, of every file of a table.
 
-    Reads at most the first block of a text file, and the first row group or stripe of other files. If Spark
-    reads the table later, it may still refuse the table, because it can read fewer types of columns.
+    Reads at most the first block of a text file, and the first row group or stripe of other files. Spark may
+    still refuse the table later, because Spark reads fewer types of columns.
 
     Args:
         table: a table other than the log. All rows of the table must be valid.
@@ -136,7 +136,7 @@ def _first_bad_row(reader: TableReader, file_split: FileSplit, id_column: str | 
 
 
 def first_reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:
-    """Returns the reason of each rejected line of a block, by its index in the block.
+    """Returns the reason of each rejected line of a block, by the index of the line in the block.
 
     Args:
         block: rows of a reader, before the rules for ids are applied.

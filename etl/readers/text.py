@@ -24,8 +24,8 @@ from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock, TableReader, map_in_threads
 
 _NEVER_MALFORMED = ("string", "list<string>")
-# Bytes of displays that are expanded at once. The other fields of a line are repeated for each of its items,
-# so the rows of a block need many times its bytes.
+# Maximum number of bytes of displays that are converted to rows at once. The other fields of a line are
+# repeated for each item of the line, so the rows need many times the bytes of the displays.
 _DISPLAY_BYTES = 2**20
 # A shown item: its id, and 1 if the user clicked it.
 _ITEM_AND_CLICK = r"^(.+)[-:_]([01])$"
@@ -164,8 +164,8 @@ class TextReader(TableReader):
 class DisplayReader(TableReader):
     """Reads `displays`: a line has several shown items in its last field, and each of them is one row.
 
-    Rows are numbered from the start of the file, in place of lines. A rejected row is stored as the line that
-    a `tsv` file of these rows would have.
+    The quarantine and messages contain the number of the row in the file, instead of the line's number. A
+    rejected row is stored as the line that a `tsv` file of these rows would have.
 
     Attributes:
         rows: reads the lines of the rows.
@@ -208,7 +208,8 @@ class DisplayReader(TableReader):
 def rows_of_displays(block: bytes | memoryview, separator: str) -> bytes:
     """Returns one line for each shown item of the displays: the other fields, the item, and the click.
 
-    A line without a separator, and an item without a click, keep their text. So they have too few fields.
+    A line without a separator, and an item without a click, keep their text. They have too few fields, so
+    they are rejected later.
 
     Args:
         block: lines that end with LF. The last line may lack the LF.
@@ -256,7 +257,7 @@ def without_first_line(block: RawBlock) -> RawBlock:
 
 
 def _without_first(rejected: Mapping[int, str], first: int, less: int = 0) -> Rejections:
-    """Returns the rejections from the index `first` on, with indices reduced by `less`."""
+    """Returns the rejections whose index is `first` or higher, and subtracts `less` from these indices."""
     if not isinstance(rejected, Rejections):
         rejected = rejections_of(rejected.items())
     kept = rejected.where(rejected.indices >= first)
@@ -264,7 +265,7 @@ def _without_first(rejected: Mapping[int, str], first: int, less: int = 0) -> Re
 
 
 def texts_of_lines(block: bytes | memoryview, lines: Sequence[int]) -> list[str]:
-    """Returns the texts of the lines of a block with the indices `lines`, without line ends."""
+    """Returns the texts of the lines with the indices `lines` in a block, without line ends."""
     if not lines:
         return []
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))

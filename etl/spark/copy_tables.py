@@ -1,9 +1,9 @@
 """Copies rows of tables of Spark's catalogue into the lake, as Parquet files that tasks can read.
 
-A copy is written again only if the rows of its day have changed. Spark can compute a state of the table
-without reading its rows. If this state is the same, the rows are the same. If the state differs, the digest
-of the rows is compared. So the copies of old days remain valid if a table gets new days, or if its files are
-compacted.
+A copy is written again only if the rows of its day have changed. For most tables, a state such as the names,
+sizes and times of files can be computed without reading the rows. If this state has not changed since the
+last copy, the rows have not changed either. If the state has changed or is unknown, the job compares digests
+of the rows. So the copies of old days remain valid if a table gets new days, or if its files are compacted.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ from storage.publish import (
 
 log = logging.getLogger("nightrank.etl")
 
-_STATE = "state"  # Name of the fact with the result of `state_of`.
-_TABLE = "table"  # Name of the input: the digest of the rows that were copied.
+_STATE = "state"  # Name of the manifest's fact that stores the result of `state_of`.
+_TABLE = "table"  # Name of the manifest's input that stores the digest of the copied rows.
 # Without these settings, Spark would write timestamps of 96 bits, which do not record whether they have a
-# time zone. It would also refuse dates before 1900.
+# time zone. Spark would also refuse dates before 1582 and times before 1900.
 _EXACT = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -75,14 +75,15 @@ def copy_tables(
     recorder: LineageRecorder,
     days: Sequence[str] | None = None,
 ) -> None:
-    """Brings the copies of all tables of the configuration up to date.
+    """Updates the copies of all catalogue tables that the configuration contains.
 
     Args:
         spark: the session, whose catalogue has the tables.
         plan: the plan of the configuration.
         run_date: the run date.
         recorder: records the tables as inputs of the run, and the copies that are published.
-        days: the days of tables that are read by day; None for all days that a run of `build_features` reads.
+        days: the days to copy, for tables that are read by day. None means all days that a run of
+            `build_features` reads.
 
     Raises:
         ConfigError, DataError: see `etl.spark.copy_tables.open_rows`.
@@ -102,7 +103,7 @@ def _copy(
     if published is not None and not is_whole(partition, published):
         published = None
     rows = open_rows(spark, table.table, dt, table.key)
-    if rows is None:  # each day is a separate table, but there is no table for this day
+    if rows is None:  # each day has its own table, and this day has none
         if published is None or published.files:
             publish_facts(partition, inputs={}, facts={})
         return
@@ -187,15 +188,17 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_MOST_FIELDS = 2**31 - 1  # No limit: the text of a plan must contain the names of all fields.
-# A plan with user code has this word in its text. The code may change while the text stays the same.
+_MOST_FIELDS = 2**31 - 1  # in effect no limit, so that the text of a plan has the names of all fields
+# The text of a plan with a user-defined function contains this word. The function may change although the
+# text stays the same.
 _FUNCTION_OF_USER = "UDF"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
-# Parts of Spark's messages if the class path lacks the jar of a format or of a catalogue.
+# Texts in Spark's error messages that show that the class path lacks the jar of a format or of a catalogue.
 _JAR_MISSING = re.compile(
     r"ClassNotFoundException|NoClassDefFoundError|DATA_SOURCE_NOT_FOUND|Cannot find catalog plugin class"
 )
-# Parts of Spark's messages if the metastore cannot be reached. In this case, a retry may succeed.
+# Texts in Spark's error messages that show that the metastore cannot be reached. In this case, a retry may
+# succeed.
 _UNREACHABLE = re.compile(
     r"Connection refused|TTransportException|SocketException|UnknownHostException|[Tt]imed out|"
     r"SessionHiveMetaStoreClient"
@@ -208,7 +211,7 @@ _CATALOGUE = (
 
 
 def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFrame | None:
-    """Returns the rows of a day of a table.
+    """Returns the rows that a table has for one day.
 
     The frame has the columns that the configuration lists, with their names in the table.
 
@@ -216,14 +219,14 @@ def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFr
         spark: the session, whose catalogue has the table.
         table: the settings of the table.
         dt: the day. It has no effect on a table that is not read by day.
-        key: the key of the configuration with the path, for error messages.
+        key: the configuration key of the table's path, for error messages.
 
     Returns:
         The rows; None if `{date}` is part of the table's name, and there is no table of this day.
 
     Raises:
-        ConfigError: the session cannot open the table, or a column has a type that its declared type cannot
-            hold.
+        ConfigError: the session cannot open the table, or the declared type of a column cannot hold the
+            values of the column's type in the table.
         DataError: the table lacks a column, or has a column of a type that cannot be read.
     """
     parts, conditions = split_table_path(table.path)
@@ -258,7 +261,7 @@ def order_of(rows: DataFrame, table: RawTable) -> list[str]:
 
 
 def as_id(rows: DataFrame, column: str) -> Column:
-    """Returns the user ids of a column as readers return them: a whole number has no fraction."""
+    """Returns the user ids of a column as the texts that readers return, such as `7` for the number 7.0."""
     kind, value = rows.schema[column].dataType, F.col(_quoted(column))
     if isinstance(kind, T.FloatType | T.DoubleType | T.DecimalType):
         value = value.cast(T.DecimalType(38, 0))
@@ -317,12 +320,16 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
             return None
         return digest_of([text, states, _stamps(spark, rows.inputFiles())])
     except Py4JError:
-        # Another release wrote the plan, or a folder was deleted. The rows themselves must be compared.
+        # Another release of Spark, Delta or Iceberg may lack a Java method that is called here. Or a folder
+        # was deleted. In both cases, the caller must compare the rows themselves.
         return None
 
 
 def _named(parts: Sequence[str], dt: str) -> list[str]:
-    """Returns the parts of a name with a date in digits only, because Spark's names have no hyphens."""
+    """Returns the parts of a table's name with the digits of the date for `{date}`.
+
+    The hyphens of the date are removed, because Spark accepts hyphens only in quoted names.
+    """
     return [with_date(part.replace("{date}", dt.replace("-", "")), dt) for part in parts]
 
 
@@ -352,7 +359,7 @@ def open_table(spark: SparkSession, parts: Sequence[str], name: str, key: str) -
 
 
 def _columns(rows: DataFrame, table: RawTable, name: str) -> list[Column]:
-    """Returns the listed columns of a table, after their types have been checked."""
+    """Checks the types of the columns that the configuration lists, and returns these columns."""
     optional = {column.source_name for column in table.columns if column.optional}
     wanted = source_columns(table)
     missing = [column for column in wanted if column not in rows.columns and column not in optional]
@@ -386,7 +393,7 @@ def _arrow_type(rows: DataFrame, column: str, table: str) -> pa.DataType:
 
 
 def _storable(rows: DataFrame, name: str) -> Column:
-    """Converts a column without a type, which Parquet files cannot store."""
+    """Returns a column, converted to text if Spark's type is null, which Parquet files cannot store."""
     value = F.col(_quoted(name))
     if isinstance(rows.schema[name].dataType, T.NullType):
         value = value.cast("string").alias(name)
@@ -394,9 +401,9 @@ def _storable(rows: DataFrame, name: str) -> Column:
 
 
 def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, key: str) -> Column:
-    """Returns the condition that a column has the value `value` of a path.
+    """Returns the condition that a column has the value `value`, which the table's path contains.
 
-    A column of times must be on the day `value`.
+    If the column has times, the condition is that a time is on the day `value`.
     """
     if name not in rows.columns:
         raise ConfigError(
@@ -428,7 +435,10 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
 
 
 def _state_of_leaf(leaf: Any) -> str | None:
-    """Returns a text that identifies the data of a plan's leaf, without its files; None if there is none."""
+    """Returns a text that identifies the state of one source in Spark's plan, apart from the source's files.
+
+    The text is empty if the files alone identify the state. Returns None if the state is unknown.
+    """
     name = leaf.getClass().getSimpleName()
     if name == "OneRowRelation":
         return ""
@@ -445,9 +455,10 @@ def _state_of_leaf(leaf: Any) -> str | None:
 
 
 def _state_of_delta(location: Any) -> str | None:
-    """Returns the version of a Delta table with deletion vectors.
+    """Returns the version of the table if it is a Delta table with deletion vectors.
 
-    Deletion vectors change the rows of a table without changing its data files.
+    Deletion vectors change the rows of a table without changing its data files. For other tables, the text is
+    empty.
     """
     if not location.getClass().getName().startswith(("org.apache.spark.sql.delta", "io.delta")):
         return ""

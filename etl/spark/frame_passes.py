@@ -8,8 +8,8 @@ are ordered by event_time, then by row_id; without an event_time, by row_id. The
 only clicks of earlier rows in this order. So it contains neither the row's own click nor later
 clicks. If the log is stored by day, the clicks of earlier days precede the clicks of the row's day.
 
-In the functions below, a click is a struct `time`, `item`. `time` is the event_time, or null if the log has
-none. An array of clicks is ordered from the oldest to the most recent click.
+In the functions below, a click is a struct with the fields `time` and `item`. `time` is the event_time, or
+null if the log has none. An array of clicks is ordered from the oldest to the most recent click.
 
 If the log has groups (keys.group), the rows of a group compete for one click. The click is not known when the
 group is shown. So all rows of a group on a day get the history of the group's first row.
@@ -60,8 +60,8 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
     """Adds the column `history.column`: an array of item keys, with the most recent key first.
 
     The array is empty if the user has no click before the row. If `history.ages` is set, a second column has
-    the ages of the items. Memory and time per row depend only on `history.length`, and not on the number of
-    the user's rows.
+    the age of each click: the number of seconds between it and the most recent click of the array. Memory and
+    time per row depend only on `history.length`, and not on the number of the user's rows.
 
     Args:
         rows: frame with user_key, item_key, label, row_id and, if the log has them, group_key and event_time.
@@ -70,7 +70,8 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
             if there are no earlier days.
     """
     order = _order(rows)
-    # Among the rows with the same user and label, the last `length` rows up to a click are clicks.
+    # For a row with a click, this window contains the user's last `length` clicks, including the row's own
+    # click.
     same_label = Window.partitionBy(USER_KEY, LABEL).orderBy(*order).rowsBetween(1 - history.length, 0)
     before = Window.partitionBy(USER_KEY).orderBy(*order).rowsBetween(Window.unboundedPreceding, -1)
     clicked = F.col(LABEL) == 1
@@ -98,7 +99,10 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
 
 
 def last_clicks(rows: DataFrame, length: int) -> DataFrame:
-    """Returns one row per user with a click: user_key and clicks, the last `length` clicks."""
+    """Returns one row per user with a click.
+
+    The columns are user_key and clicks, an array of the user's last `length` clicks.
+    """
     latest_first = Window.partitionBy(USER_KEY).orderBy(*(F.desc(name) for name in _order(rows)))
     clicks = rows.where(F.col(LABEL) == 1).select(
         USER_KEY, _click(rows).alias("click"), F.row_number().over(latest_first).alias("place")
@@ -131,7 +135,8 @@ def as_history(clicks: DataFrame, history: History) -> DataFrame:
 def _items_and_ages(clicks: Column, items: str, ages: str) -> tuple[Column, Column]:
     """Returns the columns `items` and `ages` of arrays of clicks, with the most recent click first.
 
-    A click of an earlier day may have a later time than the first click of the list. Its age is then 0.
+    An age is the number of seconds between a click and the first click of the array. A click of an earlier
+    day may have a later time than the first click. Its age is then 0.
     """
     newest = clicks[0]["time"]
 
@@ -165,9 +170,10 @@ def _last(values: Column, length: int) -> Column:
 
 @dataclass(frozen=True)
 class LastClicks:
-    """Reads the clicks before a day, from a log that is stored by day. Publishes partitions that are missing.
+    """Reads the clicks before a day from the table `last_clicks`, and publishes its missing partitions.
 
-    A day is usable if it has a raw log, or if its partition was published before its raw log was deleted.
+    The log must be stored by day. A day is usable if it has a raw log, or if its partition was published
+    before its raw log was deleted.
     """
 
     workers: Workers
@@ -211,7 +217,7 @@ class LastClicks:
 def clicks_before(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> LastClicks | None:
     """Returns the reader of clicks of earlier days.
 
-    Returns None if there are no histories, or if the log is one table.
+    Returns None if the configuration has no section `history`, or if one day has rows of several splits.
     """
     if plan.config.history is None or plan.is_divided:
         return None
@@ -245,7 +251,7 @@ class FramePasses(PreparedPasses):
     ) -> dict[str, Manifest]:
         """Writes the feature partitions of days, and publishes them.
 
-        The engine `sql` computes the features with Spark frames.
+        If `workflow.engine` is `sql`, Spark frames compute the features. Otherwise, tasks compute them.
         """
         if workflow.engine == "arrow":
             return super().encode_days(workflow, days, rules)
@@ -340,7 +346,7 @@ class FramePasses(PreparedPasses):
         return {name: types[name] for name in self._log_columns()}
 
     def _expected_rows(self, good: int) -> dict[str, Any]:
-        """Returns the number of rows to publish as an argument of `publish`, if it is known."""
+        """Returns the argument `expected_rows` of `publish`; no argument if the number of rows is unknown."""
         adds = self._plan.config.negatives is not None or not self._plan.keeps_rows
         return {} if adds or self._plan.is_divided else {"expected_rows": good}
 
@@ -398,10 +404,10 @@ def prepare_frame(
 # Adds the position at which the item of a row was shown to its user (`serving.impressions.row_column`).
 #
 # The log of impressions of a day is joined with the rows of the same day by user and item. If the click log
-# has an event time, a row gets the position of the last impression at or before its own time. If several
-# impressions have this time, the row gets the smallest of their positions. So no row uses a later impression.
-# Without an event time, a row gets the smallest position of the day. A row whose item was not shown to its
-# user gets null as position. Every row occurs once in the result.
+# has an event time, a row gets the position of the last impression at or before its own time. So no row uses
+# a later impression. If several impressions have this time, the row gets the smallest of their positions.
+# Without an event time, a row gets the smallest position of the day. A row without such an impression gets
+# null as position. Every row occurs once in the result.
 
 _POSITION, _IS_ROW = "position", "_is_row"
 
@@ -434,7 +440,7 @@ def add_positions(workers: Workers, plan: FeaturePlan, rows: DataFrame, raw: Raw
 
 
 def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> DataFrame:
-    """Adds a column with the position of the impression of each row; null without an impression.
+    """Adds a column with the position at which the item of each row was shown; null if it was not shown.
 
     Args:
         rows: rows with user_key, item_key and, if the log has it, event_time.
@@ -459,14 +465,14 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
 def _is_valid(settings: Impressions) -> Column:
     """Returns the condition that an impression has all fields that the join needs.
 
-    A row with the error of an unreadable file is invalid too.
+    A row that reports an unreadable file is also invalid.
     """
     names = [USER_KEY, ITEM_KEY, _POSITION, *([EVENT_TIME] if settings.time else [])]
     return reduce(and_, (F.col(name).isNotNull() for name in names))
 
 
 def _check(logged: DataFrame, settings: Impressions, dt: str) -> None:
-    """Counts invalid impressions of a day.
+    """Counts the invalid impressions of a day, and logs a warning if their share is too large.
 
     Raises:
         DataError: a file cannot be read.

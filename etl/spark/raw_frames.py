@@ -41,7 +41,7 @@ def ordered_rows(
 ) -> DataFrame:
     """Returns the good rows of a day's log as a lazy frame.
 
-    The columns are row_id, label, keys, event_time and weight if the configuration has them, and `columns`.
+    The columns are row_id, label, `columns` and, if the configuration has them, keys, event_time and weight.
     Here row_ids are in the order of the lines of the log, but they are not the indices of the lines.
 
     Args:
@@ -102,8 +102,8 @@ def read_attributes(
 ) -> DataFrame:
     """Reads a table as a frame, with one row per key.
 
-    Tasks read the blocks of the table's reader. etl.prepare.attributes.read_attribute_table has the same
-    arguments, and raises the same errors. It returns the same rows as an Arrow table.
+    Tasks read the blocks of the table's reader. Without Spark, etl.prepare.attributes.read_attribute_table
+    reads the same rows as an Arrow table, and raises the same errors.
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     reader = open_table(table, raw.paths)
@@ -123,7 +123,7 @@ def read_attributes(
     if checked is None:
         raise ValueError("internal error, please report: an aggregation has no row")
     if checked["rejected"] or checked["keys"] != checked["rows"]:
-        # Raises an error that contains file and line.
+        # This function raises an error that contains file and line.
         read_attribute_table(config, table, key, section, dt, id_column)
         raise ValueError(f"internal error, please report: {section} has invalid rows in Spark only")
     return rows.drop(_REJECTED)
@@ -136,7 +136,10 @@ def _read_split(
     schema: pa.Schema,
     index: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Runs one task: reads one file split. One row of the result has the number of rejected rows."""
+    """Runs one task: reads one file split.
+
+    If rows of a block are rejected, the task yields one more row, which has their number.
+    """
     names = schema.names[1:]
     for block in reader.blocks(splits[index], names):
         arrays = [decoded(block.columns[name]).cast(schema.field(name).type) for name in names]

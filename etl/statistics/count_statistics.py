@@ -1,11 +1,12 @@
-"""Computes statistics from value counts instead of rows: those of a fit, and those of the data report.
+"""Computes the statistics of a fit and of the data report from value counts instead of rows.
 
 Normally, one task merges the counts of a column. If a column or a vocabulary has very many values, they are
 divided into hash buckets, and one task processes each bucket.
 
 For a fit, the task of a bucket of a vocabulary writes the rare values of its bucket. It sends the values that
-may get an id to another task, which assigns the ids of the vocabulary. For the data report, the column
-summaries and the comparisons of days of all buckets are added.
+may get an id to another task, which assigns the ids of the vocabulary. For the data report, each task returns
+a summary and a comparison of days for its bucket. The driver adds up the summaries and the comparisons of a
+column's buckets.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ def _merge_buckets(
     """Runs one task: merges the counts of its requests, or of hash buckets of requests.
 
     If a request is not divided into buckets, yields the request's result. For one bucket of a request, yields
-    the vocabulary entries that have or may get an id. It also yields the facts of the rare values, which get
-    no id.
+    the vocabulary entries that have or may get an id. The task also yields the facts of the rare values,
+    which get no id.
 
     Args:
         tasks: for each task, its pairs (index of a request, hash bucket).
@@ -143,7 +144,7 @@ def _combine_buckets(
 ) -> Iterator[pa.RecordBatch]:
     """Combines the results of requests that are divided into buckets. Yields one result for each request.
 
-    If `batches` contain a row of a request, they contain all its rows.
+    If `batches` contain a row of a request, they contain all rows of this request.
     """
     results: dict[int, list[dict[str, Any]]] = {}
     entries: dict[int, list[pa.Table]] = {}
@@ -255,7 +256,8 @@ def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.T
             texts, times = derived_texts(column, path, bucket)
             sums.add(texts, times, day=day)
     values, summed, last = sums.result()
-    # The parent's entries were added first, each of them once. So they are the first values of the result.
+    # The parent's values with an id were added first, each of them once. So they are the first values of the
+    # result.
     known_ids = np.concatenate(ids)
     all_ids = np.concatenate([known_ids, np.zeros(len(values) - len(known_ids), np.int32)])
     return pa.table(
@@ -365,7 +367,7 @@ def _write(
     schema: pa.Schema,
     folders: VocabularyFolders,
 ) -> str:
-    """Writes one file of a vocabulary. Returns the last part of its name (storage.file_digests.named).
+    """Writes one file of a vocabulary. Returns its name with the digest, and without the folder.
 
     Every attempt at the task uses a different name.
     """
@@ -398,7 +400,7 @@ def summarise_and_compare(
 ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
     """Returns summaries of days, and the comparison of a day with the training days. Reads all counts once.
 
-    All tasks run at once. The driver collects a few rows per column.
+    One call of `Workers.run` runs all tasks. The driver collects one row per column and bucket.
 
     Args:
         workers: the processes that run the tasks.
@@ -409,8 +411,8 @@ def summarise_and_compare(
 
     Returns:
         Two values. The first has a dictionary for each of `days`, which maps each column and the label to its
-        summary. The second maps the name of each categorical column to its comparison. A column without a
-        value on all compared days has no comparison.
+        summary. The second maps the name of each column that is not numeric to its comparison. A column
+        without a value on all compared days has no comparison.
     """
     by_name = {column.name: column for column in [CountedColumn(LABEL_CELLS, "float"), *columns]}
     compared = {name: not column.numeric for name, column in by_name.items() if name != LABEL_CELLS}
@@ -453,11 +455,11 @@ def _figures(
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
-    # Days with the same files share one sum. If the log is not divided by days, all splits have the same
-    # files.
+    # Value counts with the same files are added up only once. If the log is not divided by days, all splits
+    # have the same files.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
-    # One sum for each summarised day, one for the other training days, and one for the compared day.
+    # There is one sum for each summarised day, one for the other training days, and one for the compared day.
     of_train = {counts.files for counts in train}
     side_of = {files: side for side, files in enumerate(summarised)}
     side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}

@@ -58,7 +58,7 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
         F.col("id").isNull() & (F.col("count") >= _by_column(rules, lambda rule: rule.min_count)),
     )
     by_column = Window.partitionBy("column")
-    # Only values that may get a new id are ranked, so no partition of the window contains all values.
+    # Only values that may get a new id are ranked, so the window does not have to sort the rare values.
     ranked = (
         marked.where("is_new")
         .withColumn("rank", F.row_number().over(by_column.orderBy(*_spark_order())))

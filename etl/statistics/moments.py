@@ -10,8 +10,8 @@ Sums of squares need more digits than Spark's decimal type has. So a number x is
 Within a Spark partition, they are summed as 64-bit integers, which cannot overflow. Then the sums of all
 partitions are added as decimals.
 
-`measure_mergeable` computes the statistics that operators define themselves: a batch of values gives a state,
-and the states of a task, then those of all tasks, are merged.
+`measure_mergeable` computes the statistics that operators define themselves. It computes a state from each
+batch of values, merges the states of each task, and then merges the states of all tasks.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
     few_rows = int(counts.sum()) < _HALF
 
     def total(numbers: np.ndarray) -> int:
-        """Returns the exact sum of numbers[i] * counts[i].
+        """Returns the exact sum of numbers[i] * counts[i] over all i.
 
         Each half of a number has at most 31 bits, so its product with a count fits into 64 bits. For fewer
         than 2**31 rows, the sum of the products fits too. For more rows, Python integers are added.
@@ -210,7 +210,8 @@ def _moments(rows: int, total: int, squares: int) -> Moments:
     return Moments(rows, float(mean), math.sqrt(variance))
 
 
-# Exact quantiles of many columns. All tasks together count and sort the values, so no task needs all values.
+# Computes exact quantiles of many columns. Each task counts and sorts a part of the values, so no task needs
+# all values.
 
 # (index of a column, Spark partition, position) of a quantile. The quantile is the value at this position
 # among the column's sorted values in this Spark partition, counted from 1.
@@ -227,7 +228,8 @@ def quantile_position(probability: float, values: int) -> int:
     """Returns the position of a quantile among `values` sorted values, counted from 1.
 
     The position is ceil(probability * values), and at least 1. The product is computed from the decimal
-    notation of the probability, so 0.07 of 100 values is 7, although 0.07 * 100 is above 7 in floating point.
+    notation of the probability. So the position is 7 for the probability 0.07 and 100 values. In floating
+    point, 0.07 * 100 is above 7, so the position would be 8.
     """
     share = Fraction(str(probability)) * values
     return max(1, -(-share.numerator // share.denominator))
@@ -239,9 +241,9 @@ def quantiles_of_counts(
     """Returns the quantiles of the (values, counts) of several parts; an empty list if there are no values.
 
     The quantile of the probability p is the smallest value v such that at least the share p of the values is
-    <= v. If there are more than _HELD_VALUES values, they are read twice instead of being kept in memory. The
-    first pass counts the values of each range. The second pass collects only the ranges that contain a
-    quantile.
+    <= v. If there are more than _HELD_VALUES values, two passes read them again instead of keeping them in
+    memory. The first pass counts the values of each range. The second pass collects only the ranges that
+    contain a quantile.
 
     Args:
         parts: returns the parts each time it is called.
@@ -271,8 +273,8 @@ def quantiles_of_counts(
         chosen = is_wanted[_ranges(values)]
         held.append((values[chosen], counts[chosen]))
     values, weights = _merged(held)
-    # For each collected value, the number of smaller values: in ranges that were left out, and among
-    # collected values.
+    # For each collected value, `left_out` is the number of smaller values in ranges that were not collected.
+    # `reached` also includes the collected values up to this value.
     left_out = np.cumsum(np.where(is_wanted, 0, in_range))[_ranges(values)]
     reached = left_out + np.cumsum(weights)
     return [float(values[np.searchsorted(reached, position)]) for position in positions]
@@ -281,7 +283,7 @@ def quantiles_of_counts(
 def _numbers(
     parts: Callable[[], Iterable[tuple[pa.Array, np.ndarray]]],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the values of each part as doubles, without -0.0, and their counts."""
+    """Yields the values of each part as doubles, with 0.0 instead of -0.0, and their counts."""
     for values, counts in parts():
         yield values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) + 0.0, counts
 
@@ -303,7 +305,11 @@ def _positions(weights: np.ndarray, probabilities: Sequence[float]) -> list[int]
 
 
 def _ranges(values: np.ndarray) -> np.ndarray:
-    """Returns the index of the range of each of n doubles: its first bits, in the order of the numbers."""
+    """Returns the index of the range of each of n doubles.
+
+    The index consists of the first bits of the double. Some of these bits are inverted, so that larger
+    doubles have larger indices.
+    """
     bits = values.view(np.int64)
     ordered = np.where(bits < 0, ~bits, bits ^ np.int64(-(2**63))).view(np.uint64)
     return (ordered >> np.uint64(64 - _RANGE_BITS)).astype(np.int64)
@@ -358,7 +364,7 @@ def measure_quantiles(
 def _place(parts: Sequence[tuple[int, int]], probability: float) -> tuple[int, int]:
     """Returns the Spark partition of a quantile, and its position there, counted from 1.
 
-    `parts` are (Spark partition, number of the column's values in it), in the order of values.
+    `parts` are (Spark partition, number of the column's values in it), in ascending order of their values.
     """
     position = quantile_position(probability, sum(count for _, count in parts))
     for part, count in parts:
@@ -491,7 +497,7 @@ def measure_mergeable(
 def _measure_batches(
     statistics: tuple[MeasuredStatistic, ...], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Measures the rows of one task. Column i of a batch has the values of statistic i."""
+    """Computes the states of all statistics in one task. Column i of a batch has statistic i's values."""
     states: dict[int, bytes] = {}
     for batch in batches:
         for index, statistic in enumerate(statistics):

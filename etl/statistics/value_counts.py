@@ -1,6 +1,6 @@
-"""Files of value counts: the number of rows with each value of each column in a file split.
+"""Writes and reads files of value counts: the number of rows with each value of each column in a file split.
 
-A request describes statistics that a fit computes from value counts, and the values that they describe.
+A `CountRequest` describes a statistic that a fit needs, and the values from which it is computed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from storage.publish import own_path, with_footer
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
 
-# Key in the footer. Its value is a JSON list that has (column, bucket, number of buckets) for each row group.
+# Key in the Parquet footer. Its value is a JSON list that has (column, bucket, number of buckets) for each
+# row group.
 _GROUPS = b"nightrank.groups"
 
 # Lengths of texts and counts are stored as differences, which take less space and less time to read than
@@ -75,9 +76,9 @@ def buckets_for(size: int, most: int) -> int:
 def write_counts(
     path: str, counts: Mapping[str, tuple[pa.StringArray, np.ndarray]], buckets: int
 ) -> tuple[str, dict[str, int]]:
-    """Writes one file of value counts. Returns its name, and the number of rows of each column.
+    """Writes one file of value counts. Returns its name, and the number of values of each column.
 
-    The name has a digest and the footer (storage.publish.with_footer).
+    The name contains the digest of the file and a description of its footer (storage.publish.with_footer).
 
     Args:
         path: path of the file. Each attempt of a task adds different digits to the file name
@@ -120,7 +121,7 @@ def _by_bucket(
         return []
     if buckets == 1:
         return [(ALL, (values, counts))]
-    # If null occurs, it is the last value. Its hash is that of the empty text, so its bucket is set
+    # If null occurs, it is the last value. Null has the hash of the empty text, so the bucket of null is set
     # separately.
     of_value = buckets_of(values, buckets)
     if values.null_count:
@@ -197,7 +198,7 @@ def count_buckets(tasks: Sequence[Sequence[tuple[K, Bucket]]]) -> int:
     return sum(len(task) for task in tasks)
 
 
-# Describes statistics that a fit requests from value counts, and computes the values that they describe.
+# Describes statistics that a fit requests, and computes the values of requested columns from value counts.
 
 _TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 

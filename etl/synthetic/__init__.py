@@ -2,9 +2,9 @@
 
 The best AUC that any model can reach on such a log is known. The content of a day depends only on the seed,
 the configured sizes and the date. So a day has the same bytes whenever and on whichever worker it is
-generated. Read the modules of `clicks` in this order: `columns`, `click` (the click probability), `world`
-(users and items), `impressions` (which user sees which item), `layout` (conversion of rows to lines),
-`blocks` (lines and counts of a file). After that, read `generate`, which writes the files.
+generated. Read the modules in this order: `click_probability` (the columns, and the click probability of a
+row), `impressions` (users and items, and which user sees which item), `lines` (conversion of rows to lines,
+and counts of rows), and `generate`, which writes the files. `truth` computes the true probabilities of a day.
 
 In the layout `criteo`, a row consists of the label (1 for a click) and the columns in the order below,
 separated by tabs. Rows are in the order of time. In the layout `named`, a row consists of `clicked` (the

@@ -4,12 +4,12 @@ The docstring of etl.synthetic explains each column.
 
 Counter RNG: each random number is a function of a seed, the name of a stream, and an index.
 
-Users, items and tastes are drawn with this generator. So all workers get the same users, items and tastes, in
-whichever order they draw them. A random number is the hash of seed, stream and index, computed with the last
-step (the finaliser) of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-OOPSLA 2014, fig. 17).
+Users, items and tastes (tables of effects, described below) are drawn with this generator. So all workers get
+the same users, items and tastes, in whichever order they draw them. A random number is the hash of seed,
+stream and index, computed with the last step (the finaliser) of SplitMix64 (Steele, Lea, Flood: "Fast
+splittable pseudorandom number generators", OOPSLA 2014, fig. 17).
 
-Computes the click probability of a row. It depends only on the fields and the day of the row.
+The click probability of a row depends only on the fields and the day of the row. It is sigmoid(logit), with
 
     logit = OFFSET + Σ taste[left, right] + Σ slope · level + Σ slope · (log(1 + value) − centre)
 
@@ -19,9 +19,9 @@ levels in [-0.5, 0.5]. The third sum is over the columns in LOG_SLOPES. An empty
 column in a taste, and adds 0 to the other sums.
 
 The logit is rounded to a multiple of 1/256 and limited to the range from -8 to 8 - 1/256, so there are 4096
-possible probabilities. So the exact AUC of a day can be computed from two numbers for each probability: of
-the clicked rows, and of the rows without a click. A ranking by click probability has the best possible AUC,
-because the columns contain no other information about the label.
+possible probabilities. So the exact AUC of a day can be computed from two counts for each probability: the
+number of rows with a click, and the number of rows without a click. A ranking by click probability has the
+best possible AUC, because the columns contain no other information about the label.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def drifting_normals(
     return np.asarray(np.cos(angle) * start + np.sin(angle) * end)
 
 
-# Computes the click probability of a row. It depends only on the fields and the day of the row.
+# Computes the click probability of a row, which depends only on the fields and the day of the row.
 
 # Maps each column name to (rows,) values. An empty field is MISSING.
 Values = Mapping[str, NDArray[np.int64]]
@@ -201,7 +201,8 @@ LEVEL_SLOPES = {
     "placement": -0.9,
     "referrer": 0.6,
 }
-# Maps an integer column to (slope: logit per factor of e, centre of log(1 + value)).
+# Maps an integer column to (slope, centre). If 1 + value is multiplied by e, the logit grows by the slope.
+# The column adds 0 to the logit if log(1 + value) is equal to the centre.
 LOG_SLOPES = {
     "item_reviews": (0.1, 3.0),
     "item_rating_tenths": (0.6, 3.7),

@@ -83,8 +83,8 @@ def generate_settings(config: Config) -> Generate:
     """Returns the section `generate` of the configuration.
 
     Raises:
-        ConfigError: the section is missing, or its layout does not have the format and separator of the
-            section `log`.
+        ConfigError: the section is missing, or its layout has another format or separator than the section
+            `log`.
     """
     generate = config.generate
     if generate is None:
@@ -158,7 +158,7 @@ def _publish(partition: Partition, config: Generate, files: list[RawFile]) -> Ma
 
 
 def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
-    """Deletes generated files that the manifest does not list, because other tools may read all files."""
+    """Deletes generated files that the manifest does not list, because other tools may read every file."""
     current = {file.path for file in manifest.files}
     for info in file_io.list_files(partition.path):
         if info.is_file and info.base_name.startswith(PREFIX) and info.base_name not in current:
@@ -197,8 +197,8 @@ def write_file(config: Generate, partition: Partition, file: int) -> RawFile:
     Args:
         config: the section `generate`.
         partition: the partition of the raw log, which has the folder and the date of the file.
-        file: index of the file. Each file has one time interval of the day. In the order of their names, the
-            files are in the order of time.
+        file: index of the file. Each file has the rows of one time interval of the day. Files that are sorted
+            by name are also sorted by time.
 
     Raises:
         InfrastructureError: the file could not be written completely.

@@ -1,12 +1,12 @@
-"""Draws the users, items and tastes of one day, and impressions.
+"""Draws the users, items and tastes of one day, and the impressions of the day.
 
 An impression has a user, a shown item, a context, and a label (1 for a click).
 
 Users, items and tastes depend only on the seed, the sizes and the date.
 
 A taste is a table with one logit for each pair of categories of two columns. The ids of a day are consecutive
-integers. Each day, a share `cold_share` of the ids is new, and the same number of old ids, the lowest, is
-removed. So the ids of a day do not depend on the first day of the log.
+integers. Each day, a share `cold_share` of the ids is new, and the same number of the lowest ids is removed.
+The ids of a day depend only on the date, and not on the first day of the log.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Floats = NDArray[np.float64]
 _BUZZ_PERIOD_DAYS = 30
 _ACTIVITY_SPREAD = 0.6
 _QUALITY_SPREAD, _BUZZ_SPREAD = 0.8, 0.5
-_BROWSING_FOCUS = 1.0  # A segment's users see a category with a probability factor exp(weight * taste).
-_SKEW = 1.2  # Lower codes of a category are more frequent.
+_BROWSING_FOCUS = 1.0  # A taste multiplies the frequency of a category by exp(_BROWSING_FOCUS * taste).
+_SKEW = 1.2  # Exponent that makes lower codes of user and item columns more frequent.
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def _users(seed: int, ids: Ints, activity: Floats, day: int) -> dict[str, Ints]:
 def _items(seed: int, ids: Ints, day: int) -> tuple[Floats, dict[str, Ints]]:
     """Returns the popularity of the items of a day, and their columns.
 
-    The popularity of an item is long-tailed. It is the product of a constant factor, the quality, and a
-    factor that changes from day to day.
+    The distribution of popularity is long-tailed. The popularity of an item is the product of a constant
+    factor (its quality) and a factor that changes from day to day.
     """
     quality = normals(seed, "item/quality", ids)
     buzz = drifting_normals(seed, "item/buzz", ids, day, _BUZZ_PERIOD_DAYS)
@@ -185,11 +185,11 @@ _HOUR_SHARES = np.array(
     [2, 1, 1, 1, 1, 2, 3, 4, 5, 5, 5, 5, 6, 6, 5, 5, 5, 6, 7, 8, 8, 7, 5, 3], dtype=np.float64
 )
 _HOUR_EDGES = np.concatenate([[0.0], np.cumsum(_HOUR_SHARES) / _HOUR_SHARES.sum()])
-CHOICES = 8  # Items that are drawn for an impression; one of them is shown.
-CHOICE_FOCUS = 1.2  # Weight of the user's other tastes in the choice of the shown item.
+CHOICES = 8  # Number of items that are drawn for an impression; one of them is shown.
+CHOICE_FOCUS = 1.2  # Weight of the tastes INTERACTIONS[1:] in the choice of the shown item.
 _BUCKET_HOURS = 3
-_MAX_POSITION, _POSITION_SKEW = 20, 2  # Lower positions are more frequent.
-_CONTEXT_SKEW = 1.5  # Lower codes of a category of the context are more frequent.
+_MAX_POSITION, _POSITION_SKEW = 20, 2  # The exponent makes lower positions more frequent.
+_CONTEXT_SKEW = 1.5  # Exponent that makes lower codes of context columns more frequent.
 _CONTEXT_CATEGORIES = ("device", "referrer", "placement", "connection", "browser")
 
 
@@ -244,7 +244,7 @@ def draw_impressions(
 
 
 def seconds_of_day(quantiles: NDArray[np.float64]) -> Ints:
-    """Converts quantiles of the day's traffic, in [0, 1), to seconds since midnight, shape (R,).
+    """Converts n quantiles of the day's traffic, in [0, 1), to seconds since midnight, shape (n,).
 
     The quantile 0.5 is the time before which half of the day's rows occur. Evenings have more traffic than
     nights.
@@ -261,9 +261,10 @@ def _shown_items(world: ClickWorld, rng: np.random.Generator, users: Ints) -> In
     """Returns the index of the item that is shown in each impression, shape (rows,).
 
     For each impression, CHOICES items are drawn, but only one of them is shown. Each draw selects a category
-    by the taste of the user's segment, then an item of this category by popularity. The probability that one
-    of the drawn items is shown is a softmax over the user's other tastes. The shown item is drawn by
-    Gumbel-max: the argmax of weight + noise is a draw from the softmax.
+    by the taste of the user's segment, then an item of this category by popularity. The user's other tastes
+    add up to a weight for each drawn item. A drawn item is shown with the probability that a softmax of these
+    weights gives. The shown item is drawn by Gumbel-max: the argmax of weight + noise is a draw from the
+    softmax.
     """
     shape = (len(users), CHOICES)
     segments = world.users["user_segment"][users]

@@ -2,12 +2,12 @@
 
 The lines depend only on the configuration, the date and the index of the file.
 
-Two layouts of the same rows: Criteo's TSV without a header, and CSV with named columns.
+The layout `criteo` is Criteo's TSV without a header. The layout `named` is CSV with named columns. The same
+rows can be written in either layout.
 
-In the layout `criteo`, a category or key is written as a token of 8 hex digits. The token is the code plus 1,
-times an odd number, modulo 2**32. Each column has a different odd number. Multiplication by an odd number is
-a bijection of 32-bit numbers, so different codes of a column have different tokens, and tokens can be
-decoded.
+In the layout `criteo`, a category or key is written as a token of 8 hex digits. The token is (code + 1) times
+an odd number, modulo 2**32. Each column has a different odd number. Multiplication by an odd number is a
+bijection of 32-bit numbers, so different codes of a column have different tokens, and tokens can be decoded.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ImpressionLayout(LogLayout):
 
     Attributes:
         has_time: whether `event_time` is a column.
-        token: function that converts the values of a column to texts. Null means an empty field.
+        token: function that converts the values of a column to texts. A null text means an empty field.
     """
 
     has_time: bool
@@ -98,7 +98,7 @@ def hex_multiplier(column: str) -> int:
 def hex_tokens(column: str, codes: Ints) -> pa.StringArray:
     """Returns the token of each code, a text of 8 hex digits, shape (n,).
 
-    Codes are taken modulo 2**32. The token of a small code is never 00000000.
+    Codes are taken modulo 2**32. Only the code 2**32 - 1 has the token 00000000.
     """
     scattered = ((codes + 1) % _IDS * hex_multiplier(column)) % _IDS
     digits = _HEX[scattered.astype(">u4").view(np.uint8).reshape(-1, 4)]  # (rows, 4, 2)
@@ -206,7 +206,8 @@ def lines(layout: LogLayout, texts: list[pa.StringArray], damage: Ints) -> bytes
         start, columns[-1], layout.separator, null_handling="replace", null_replacement=""
     )
     miscounted = damage == reasons_of(layout).index("field_count")
-    # rows with even indices lose their last field, all other rows get an additional field
+    # Of the rows with this damage, those with even indices lose their last field. The others get one more
+    # field.
     even = np.arange(len(damage)) % 2 == 0
     too_long = pc.binary_join_element_wise(whole, "0", layout.separator)
     shaped = pc.if_else(pa.array(miscounted & even), start, whole)

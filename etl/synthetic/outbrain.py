@@ -2,8 +2,8 @@
 
 Users click one ad of each display. A row is one ad of one display. A row already contains the columns of the
 competition's other tables (events, promoted_content, documents_*). NVIDIA's Wide & Deep example must join
-these tables first. Read `displays` first (documents, ads, users, and which user sees and clicks which ads),
-then `rows` (columns, conversion of displays to lines, and counts).
+these tables first. The module first draws documents, ads, users, and which user sees and clicks which ads.
+Then it converts displays to lines, and counts rows.
 
 A display is shown on a document (a web page), and each ad promotes another document. A display has 2 to 12
 ads. The user clicks exactly one of them, with a probability proportional to exp(appeal). So the
@@ -49,14 +49,14 @@ from etl.synthetic.lines import (
     reasons_of,
 )
 
-# Draws documents, the ads that promote documents, and users. They depend only on seed, sizes and day.
+# Draws documents, the ads that promote documents, and users. The draws depend only on seed, sizes and day.
 #
 # Each day, a share `cold_share` of the ads and users is new, and the same number of old ads and users is
 # removed. Documents stay the same.
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-NONE = -1  # fills a row up after its last id
+NONE = -1  # fills the rest of a row after its last id
 TOPICS, CATEGORIES, ENTITIES = 30, 12, 400
 PLATFORMS = 3
 FIRST_DAY = date(2026, 1, 1)  # the age of documents is counted from this day
@@ -67,13 +67,13 @@ _SOURCES_A_PUBLISHER = 3
 _MOST = {"topic": 3, "category": 2, "entity": 3}  # maximum number of ids of a document
 _QUALITY = {"ad": 0.7, "advertiser": 0.4}
 _POPULARITY_SPREAD = 1.0
-_PUBLISHED_DAYS = 400  # age of the oldest document in days before 2026
+_PUBLISHED_DAYS = 400  # age of the oldest document on 2026-01-01, in days
 _SKEW = 1.5
 
 
 @dataclass(frozen=True)
 class Documents:
-    """N documents, stored as columns.
+    """N documents, stored as columns. `most` is the maximum number of ids of one kind that a document has.
 
     Attributes:
         source: (N,) code of the document's source.
@@ -123,7 +123,7 @@ class UserColumns:
 
 
 def draw_documents(config: Generate) -> Documents:
-    """Draws as many documents as a day has ads. A popular document is read more often than others."""
+    """Draws as many documents as a day has ads. The weight of a document is its popularity."""
     number = np.arange(config.items)
     publisher = _codes(config.seed, "document/publisher", number, PUBLISHERS)
     part = _codes(config.seed, "document/source", number, _SOURCES_A_PUBLISHER)

@@ -1,10 +1,10 @@
 """Generates the export of an invented web shop: events by day, and tables of users and items, as CSV files.
 
 docs/tutorial.md uses the export, because it is easy to read. The generator of click logs (generate.py) serves
-another purpose. It writes logs of impressions with known click probabilities, for measurements. Users of the
-shop prefer some categories and one price level, and some items are popular. After an item, users often view
-its companion, which is a matching item. So a model can predict views better than a list of popular items
-does, but no model can predict all views.
+another purpose. It writes logs of impressions with known click probabilities, for measurements. Each user
+prefers some categories and one price level, and some items are more popular than others. After an item, users
+often view its companion, which is a matching item. So a model can predict views better than a list of popular
+items does, but no model can predict all views.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from conf.errors import ConfigError
 
 FIRST_DAY = date(2026, 1, 1)
-# Part of each random seed; increase this number if a change of the code draws other values from the same seed
+# Part of each random seed; increase this number if changed code draws other values from the same seed
 _FORMAT = 1
 _BRANDS = ("Nordvik", "Brückner", "Olmeca", "Atelier Noé", "Hartwell & Sons", "Kumo", "Faro", "Łódź Works")
 _COLOURS = ("black", "white", "navy", "olive", "red", "sand")
@@ -37,7 +37,7 @@ _NOUNS = {
     "books": ("cookbook", "travel guide", "atlas", "novel", "sketchbook"),
 }
 _COUNTRIES, _COUNTRY_SHARES = ("DE", "FR", "PL", "GB"), (0.4, 0.25, 0.2, 0.15)
-_LEVELS = 3  # of prices
+_LEVELS = 3  # number of price levels
 _ITEMS_PER_CATEGORY = 15
 # factor of the popularity of an item whose price is one level above or below the user's level
 _LEVEL_FACTOR = 0.25
@@ -55,7 +55,7 @@ class _Shop:
         category, level, price: (I,) int64, int64 and float64.
         titles: I titles.
         companion: (I,) int64: the item that users often view after each item.
-        choices: (U, I) float64: for each user, the cumulative probability of the items of a view.
+        choices: (U, I) float64: for each user, the cumulative probabilities with which the items are viewed.
         active: (U,) float64: the probability that a user visits the shop on a day.
     """
 

@@ -2,33 +2,38 @@
 
 Let a be the probability that an impression of a day is an impression of a certain user. Let e be the
 probability that an impression of this user shows a certain item, and p the probability that the user clicks
-the shown item (`ExpectedClicks` computes both). The impressions of a day are independent. If a
-list contains the items L, the probability that no click of the user hits the list is (1 - a · Σ e·p)^rows,
-where the sum is over L. So lists of the items with the largest e·p have the highest expected hit rate.
+the shown item (`Exposure` computes a and e, and `ExpectedClicks` computes p). The impressions of a day are
+independent. So if a list contains the items L, the probability that no click of the user hits the list is
 
-The hour of an impression depends on its place in the log. The formula above replaces the probability of each
-row by the average over the day. For each row, this changes the probability of a hit by less than its square,
-because one row hits a list only rarely.
+    (1 - a · Σ e·p)^rows,  where the sum is over L.
 
-Computes the click probability of a user and a shown item, averaged over all other random values of a row.
+So lists of the items with the largest e·p have the highest expected hit rate.
+
+The hour of an impression depends on its position in the log. The formula above replaces the probability of
+each row by the average over the day. For each row, this replacement changes the probability of a hit by less
+than the square of this probability, which is small.
+
+`ExpectedClicks` averages the click probability of a user and a shown item over all other random values of a
+row.
 
 The click probability of a row (`click_probability.py`) is sigmoid(S). S is a sum of terms. Each column occurs
-in at most one term: a taste is a term of two columns, all others are terms of one column. The generator draws
-the columns of the context, and which fields are empty, independently of each other and of the user and the
-item. So for a fixed user and item, the terms of S are independent random variables. The mean of exp(iwS) is
-therefore the product of their characteristic functions, which are the means of exp(iwT) for each term T. The
-mean of sigmoid(S) follows from a Fourier series:
+in at most one term. A taste is a term of two columns, and each other term depends on one column. The
+generator draws the columns of the context, and which fields are empty, independently of each other and of the
+user and the item. So for a fixed user and item, the terms of S are independent random variables. The mean of
+exp(iwS) is therefore the product of the characteristic functions of the terms. The characteristic function of
+a term T is the mean of exp(iwT). The mean of sigmoid(S) follows from a Fourier series:
 
     sigmoid(x) = 1/2 + 2π/H · Σ sin(w·x) / sinh(π·w)        w = π/H, 3π/H, 5π/H, …
 
-The series is that of a function with the period 2H. The derivative of this function is Σ (-1)^n · sigmoid'(x
-- n·H). Its terms follow from the Fourier transform of sigmoid', which is π·w / sinh(π·w). The function
-differs from sigmoid(x) by at most 2·exp(|x| - H). With the H and the number of terms below, the difference is
-less than 2e-7 for logits between -10 and 10, and less than 2e-6 at -12. Logits are between about -12 and 6.
+The series is the Fourier series of a function with the period 2H. The derivative of this function is
+Σ (-1)^n · sigmoid'(x - n·H). The terms of the series follow from the Fourier transform of sigmoid', which is
+π·w / sinh(π·w). The function differs from sigmoid(x) by at most 2·exp(|x| - H). With the values of H and of
+the number of terms that are set below, the difference is less than 2e-7 for logits between -10 and 10, and
+less than 2e-6 at -12. Logits are between about -12 and 6.
 
-The generator also rounds the logit of a row to a multiple of 1/256, and limits it to the range from -8 to 8 -
-1/256. This module leaves out both steps. Rounding changes the mean by about 1e-6. The lower limit raises the
-mean by less than 4e-4, and only for pairs that are almost never clicked.
+The generator also rounds the logit of a row to a multiple of 1/256, and limits the logit to the range from -8
+to 8 - 1/256. This module leaves out both steps. Rounding changes the mean by about 1e-6. The lower limit
+raises the mean by less than 4e-4, and only for pairs that are almost never clicked.
 
 The products over all items are computed as complex64. This changes a probability by less than 1e-6.
 """
@@ -71,12 +76,12 @@ _WEIGHTS = 2.0 * np.pi / _HALF_PERIOD / np.sinh(np.pi * _FREQUENCIES)
 
 @dataclass(frozen=True)
 class _Factors:
-    """The characteristic functions of a taste of users.
+    """The characteristic functions of a taste between a user column and an item column.
 
     Attributes:
-        column: the column of the user.
-        of_level: (levels of the user's column, levels of the item's column, F) complex64.
-        levels: (items,) level of each item.
+        column: the user column.
+        of_level: (levels of the user column, levels of the item column, F) complex64.
+        levels: (items,) the level of the item column for each item.
     """
 
     column: str
@@ -116,13 +121,14 @@ class ExpectedClicks:
         self._items: Complexes64 = items.astype(np.complex64)  # (items, F)
         *outer, left, right = [self._factors(taste) for taste in _of_side("user")]
         self._outer, self._left, self._right = outer, left, right
-        # The index of each item's pair of levels in a table whose rows are all pairs of levels.
+        # For each item, the index of its levels of the last two tastes in a table of all pairs of such
+        # levels.
         self._pairs_of_items: Ints = left.levels * right.of_level.shape[1] + right.levels
 
     def of_user(self, user: int) -> Floats:
-        """Returns the mean click probability of one user with each item of the day, if shown, shape (items,).
+        """Returns the mean probability that one user clicks each item of the day, if it is shown.
 
-        `user` is the position of the user in `world.users`.
+        The shape is (items,). `user` is the position of the user in `world.users`.
         """
         return np.asarray(self.of_users(np.array([user]))[0])
 
@@ -132,10 +138,11 @@ class ExpectedClicks:
         `users` are positions in `world.users`. The result for a user does not depend on the other users, but
         computing many users at once takes less time.
 
-        The characteristic function of a user and an item is a product of two arrays (items, F). The first is
-        the product of the items' own factors and of all tastes except two. It is computed once for users with
-        equal categories, which are consecutive in the loop. The second is computed for each pair of levels of
-        the last two tastes, and then gathered by item. There are fewer such pairs than items.
+        The characteristic function of a user and an item is a product of two arrays (items, F). The first
+        array is the product of the items' own factors and of all tastes except two. The loop processes users
+        with equal categories one after another, so it computes this array once for all of them. The second
+        array is computed for each pair of levels of the last two tastes, and then gathered by item. There are
+        fewer such pairs than items.
         """
         columns = self._world.users
         own = self._of_columns(users)
@@ -153,7 +160,7 @@ class ExpectedClicks:
             left = self._left.of_level[columns[self._left.column][users[row]]]
             right = self._right.of_level[columns[self._right.column][users[row]]] * own[row]
             pairs = left[:, None, :] * right  # (levels of left, levels of right, F).
-            # Im(a·b) = Re(a)·Im(b) + Im(a)·Re(b) is the scalar product of the parts of a and of i·conj(b).
+            # Im(a·b) = Re(a)·Im(b) + Im(a)·Re(b) is the scalar product of (Re, Im) of a and of i·conj(b).
             _gather(1j * pairs.conj(), self._pairs_of_items, factor)
             clicked[row] = np.einsum("if,if->i", _parts(products[-1]), _parts(factor))
         clicked += 0.5
@@ -208,11 +215,12 @@ def _parts(values: Complexes64) -> NDArray[np.float32]:
 
 # Computes the probability that an impression of a user shows an item.
 #
-# `impressions.py` draws CHOICES items for an impression, each with the probability b of its segment, and
-# shows one of them. It shows a drawn item with a probability that is proportional to the item's weight w =
-# exp(CHOICE_FOCUS · tastes). So an item i is shown with the probability
+# `impressions.py` draws CHOICES items for an impression, and shows one of them. Each draw selects item i with
+# the probability b[i], which depends on the user's segment. The probability that a drawn item is shown is
+# proportional to the item's weight w = exp(CHOICE_FOCUS · tastes). So an item i is shown with the probability
 #
-#   CHOICES · b[i] · w[i] · E[1 / (w[i] + W)],  where W is the sum of the weights of CHOICES - 1 drawn items.
+# CHOICES · b[i] · w[i] · E[1 / (w[i] + W)], where W is the sum of the weights of the other CHOICES - 1 drawn
+# items.
 #
 # The mean of 1 / (w + W) is the integral of exp(-t·w) · L(t)^(CHOICES - 1) over all t > 0, because
 # 1 / x = ∫ exp(-t·x) dt. Here L(t) = Σ b[j] · exp(-t·w[j]) is the mean of exp(-t·weight) of one drawn item.
@@ -242,8 +250,8 @@ class Exposure:
         within = popularity / np.diff(world.category_bounds)[category]  # (items,)
         self._drawn: Floats = chances[:, category] * within  # (segments, items)
         self._user_shares: Floats = np.diff(world.user_edges, prepend=0.0)
-        # The tastes by which one of the drawn items is chosen: the user's column, and the appeal of the items
-        # to each of its levels, shape (levels, items).
+        # The tastes by which one of the drawn items is chosen: the user column, and the appeal of each item
+        # to each level of this column, shape (levels, items).
         self._appeals: list[tuple[str, Floats]] = [
             (taste.left, CHOICE_FOCUS * world.tastes[taste.name][:, world.items[taste.right]])
             for taste in INTERACTIONS[1:]
@@ -255,16 +263,16 @@ class Exposure:
         return self._user_shares[users]
 
     def of_user(self, user: int) -> Floats:
-        """Returns the probability of each item to be shown in an impression of one user, shape (items,).
+        """Returns the probability that an impression of one user shows each item, shape (items,).
 
         The probabilities add up to 1. `user` is the position of the user in `world.users`.
         """
         return np.asarray(self.of_users(np.array([user]))[0])
 
     def of_users(self, users: Ints) -> Floats:
-        """Returns the probabilities of several users, float64 of the shape (users, items).
+        """Returns the results of `of_user` for several users, float64 of the shape (users, items).
 
-        `users` are positions in `world.users`. A row does not depend on the other users.
+        `users` are positions in `world.users`. The result for a user does not depend on the other users.
         """
         columns = self._world.users
         shown = np.empty((len(users), self._drawn.shape[1]))
@@ -279,7 +287,7 @@ class Exposure:
             weights /= (drawn * weights).sum()
             np.multiply(_MINUS_T, weights.astype(np.float32), out=decay)
             np.exp(decay, out=decay)
-            # The operator @ would use threads for these products, which cost more time than they save.
+            # The operator @ would use threads, which cost more time than they save for these products.
             one = np.einsum("ti,i->t", decay, drawn.astype(np.float32)).astype(np.float64)
             others = one ** (CHOICES - 1)  # (T,)
             integrals = np.einsum("t,ti->i", (_DT * others).astype(np.float32), decay)
@@ -325,8 +333,8 @@ def generated_days(lake: LakePaths, keys: Keys | None, days: Sequence[str]) -> G
 def published_settings(partition: Partition) -> Generate | None:
     """Returns the settings with which a day of the raw log was generated.
 
-    Settings on which the rows of a day do not depend have their default values. Returns None if the day was
-    not generated, or if a release that did not record the settings generated it.
+    Settings that do not affect the rows of a day have their default values in the result. Returns None if the
+    day was not generated, or if a release that did not record the settings generated it.
     """
     if not is_published(partition):
         return None

@@ -36,8 +36,8 @@ from storage.feature_spec import (
 from storage.file_digests import new_file
 from storage.publish import null_column, own_path, with_footer
 
-# Largest size of the model inputs of a row group in the memory of a training rank: 4 bytes for each number,
-# and lists padded to the length of the longest list. A rank (a training process) has at least one row group
+# Maximum size of a row group's model inputs in the memory of a training rank. A number takes 4 bytes, and
+# lists are padded to the length of the longest list. A rank (a training process) has at least one row group
 # of each of its shards in memory. So this size determines how much memory training on many rows needs.
 ROW_GROUP_BYTES = 32 * 2**20
 # A GPU decodes the pages of a column in parallel, and readers can skip pages. With pyarrow's default of 1
@@ -150,8 +150,8 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
             encoding.schema,
             compression="zstd",
             # Row_ids are distinct, so a dictionary would only cost time, but differences of row_ids are
-            # small. Lists without a dictionary take less time and space, because rows often repeat the same
-            # list.
+            # small. Lists take less time and space without a dictionary, because the compression removes the
+            # repetitions of whole lists.
             use_dictionary=[
                 field.name
                 for field in encoding.schema
@@ -245,7 +245,7 @@ def _rows_of_group(schema: pa.Schema, columns: Mapping[str, pa.Array]) -> int:
 
     Args:
         schema: the columns of the feature table.
-        columns: the values of all list columns. Other columns are allowed too.
+        columns: the values of all list columns. Other columns may be included.
     """
     numbers = 0
     for field in schema:
@@ -376,7 +376,7 @@ class _Table:
 
     Attributes:
         kind: float32 or int32.
-        columns: the column of codes of each block.
+        columns: for each block, the column with the codes.
         values: for each block, one value for each code, (k + 1,). The last value is the value of null.
     """
 
@@ -448,7 +448,7 @@ def device_features(
 
 
 def _columns_of(chain: FittedChain, blocks: Sequence[ParsedBlock]) -> tuple[DeviceColumn, ...] | None:
-    """Returns the only column that a chain reads in each block.
+    """Returns, for each block, the only column that a chain reads.
 
     Returns None if the chain reads several columns, or a column in host memory.
     """
@@ -471,7 +471,7 @@ def _each_code(column: DeviceColumn) -> pa.DictionaryArray:
 
 
 def _has_null(column: DeviceColumn, values: pa.Array) -> bool:
-    """Returns whether a row has a null value. `values` (k + 1,) has the value of each code."""
+    """Returns whether the value of any row is null. `values` (k + 1,) has the value of each code."""
     if not values.null_count:
         return False
     return len(column.rows_with(np.asarray(values.is_null()))) > 0

@@ -34,9 +34,9 @@ class GpuTasks:
     """Groups of tasks. A process with a GPU runs one group.
 
     Attributes:
-        groups: the indices of the tasks of each group, in order.
-        threads: number of threads of a process of this machine. In Spark, this is the number of cores of a
-            task.
+        groups: for each group, the indices of its tasks, in ascending order.
+        threads: number of threads of a process if this machine runs the tasks. In Spark, a process has as
+            many threads as its task has cores.
     """
 
     groups: tuple[range, ...]
@@ -50,7 +50,8 @@ class GpuTasks:
         Args:
             group: index of the group.
             layout: the layout of the log.
-            function: runs a task, with its index and the layout that reads text on the GPU.
+            function: function that runs a task. Its arguments are the index of the task and the layout that
+                reads text on the GPU.
         """
         gpu, threads = slot_of_task() or (group, self.threads)
         device = device_of_gpu(gpu)
@@ -76,7 +77,7 @@ def _needed(tasks: range) -> Iterator[int]:
 
 
 def gpu_tasks(workers: Workers, layout: FileLayout, tasks: int) -> GpuTasks | None:
-    """Divides tasks among the GPUs. Returns None if the compiled scanner runs all of them on CPUs.
+    """Divides tasks among the GPUs. Returns None if the compiled scanner reads all text on CPUs.
 
     Args:
         workers: the processes that run the tasks.

@@ -48,9 +48,10 @@ class ParsedBlock:
         counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
             of the column's dictionary. If rows or a header line were removed after the scan, the mapping is
             empty, because the scanner's counts include them.
-        rejected: maps the index in the block of every line that is not a valid row to the reason, ascending.
-            Lines that the operators `filter` and `dropna` drop are also rejected lines.
-        texts: returns the texts of the lines with these indices.
+        rejected: for every line that is not a valid row, maps the index of the line in the block to the
+            reason. Indices are ascending. Lines that the operators `filter` and `dropna` drop are also
+            rejected lines.
+        texts: function that returns the texts of the lines whose indices it receives.
     """
 
     bytes: int
@@ -63,7 +64,7 @@ class ParsedBlock:
 
 
 def read_split(file_split: FileSplit, layout: FileLayout, wanted: Collection[str]) -> Iterator[ParsedBlock]:
-    """Yields the blocks of a file split of the log, with the rules of the log applied."""
+    """Yields the parsed blocks of a file split of the log (see `parse_block`)."""
     erased = layout.erased.get(file_split.path)
     for block in layout.reader.blocks(file_split, wanted):
         yield parse_block(block, layout, erased)
@@ -134,7 +135,7 @@ def _hide_erased(block: RawBlock, separator: str, erased: ErasedUsers, rejected:
 
 
 def unify(parts: Sequence[pa.Array]) -> pa.Array:
-    """Concatenates dictionary arrays into one array with one dictionary. Lists have no dictionary."""
+    """Concatenates arrays. The result of dictionary arrays is an array with one dictionary."""
     if len(parts) == 1:
         return parts[0]
     if not isinstance(parts[0], pa.DictionaryArray):
@@ -213,7 +214,7 @@ class FileLayout:
         event_time: column and unit of the time.
         filters: the operators that drop rows.
         erased: maps the path of a file to the erased users whose rows in it are left out. Files without rows
-            of such users are missing.
+            of such users are not in the mapping.
         device: `workflow.device` of the configuration.
     """
 
@@ -242,7 +243,7 @@ class FileLayout:
 
 
 def layout_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> FileLayout:
-    """Returns the layout of the files of some days, without the rows of erased users.
+    """Returns the layout of the files of some days. Readers with this layout leave out erased users' rows.
 
     Raises:
         DataError: see `file_layout`.
@@ -268,7 +269,7 @@ def file_layout(plan: FeaturePlan, paths: tuple[str, ...]) -> FileLayout:
     return FileLayout(reader, log.label, plan.config.keys, log.event_time, filters, device=device)
 
 
-# The sources of the blocks of rows for the passes: the files of a raw log, or prepared files.
+# The passes read blocks of rows from the files of a raw log, or from prepared files.
 
 
 class RowSource(Protocol):

@@ -72,7 +72,7 @@ class ScannedDay:
 log = logging.getLogger("nightrank.etl")
 
 
-# Publishes the quarantine of a day of text: the lines that the scan pass could not parse.
+# Publishes the quarantine of a day: the lines of the raw log that the scan pass could not parse.
 
 _SCHEMA = pa.schema(
     [
@@ -186,7 +186,7 @@ def _numbered_frame(day: ScannedDay, scanned: DataFrame, filtered: Sequence[str]
     )
 
 
-# Publishes the value counts of a day of text. The tasks of the scan pass wrote the files.
+# Publishes the value counts of a day. The tasks of the scan pass have written the files.
 
 
 def publish_counts(
@@ -250,7 +250,7 @@ def publish_counts(
 
 
 def _lines_of_splits(parts: Sequence[CountedRows]) -> list[tuple[str, int, int]]:
-    """Returns (split, first line, line after the last one) for each split with rows of a file split."""
+    """Returns (split, first line, line after the last one) for each split that has rows of a file split."""
     lines: dict[str, tuple[int, int]] = {}
     for part in parts:
         first, _ = lines.get(part.split, (part.first_line, 0))

@@ -1,7 +1,8 @@
 """The scan pass: parses every line of some days once, counts values, and returns rejected lines.
 
 Each task reads one file split. The task writes the value counts of each block as Parquet. It returns the
-rejected lines for the quarantine and the number of lines. The driver computes row_ids from these numbers.
+rejected lines for the quarantine and the number of lines. The driver computes row_ids from the numbers of
+lines of all tasks.
 
 If one file is divided into splits by the position of its rows, the rows of a block may be in several splits.
 The values of such a block are counted again, separately for each split.
@@ -60,11 +61,11 @@ class ScanTask:
 
     Attributes:
         file_split: the file split to read.
-        counts_file: path of the files to write. Each file has the value counts of one block, and gets
-            different digits in its name.
+        counts_file: path of the files to write. Each file has the value counts of one block, and digits in
+            its name that no other file has.
         buckets: number of hash buckets into which the value counts are divided.
         scratch: the name for saved blocks of the split. The name of a block is this name, a dot and the index
-            of the block. If it is None, no block is saved.
+            of the block. If `scratch` is None, no block is saved.
         day: the bounds of the day of the split (etl.raw.row_rules); None if times are not compared with them.
         spill: the settings to store the good rows, which are then prepared; None to count the values of the
             rows instead.
@@ -106,14 +107,15 @@ class SplitSummary:
     Attributes:
         lines: number of lines.
         good: number of lines that are valid rows.
-        dropped: maps each reason to the number of lines that are not valid rows for this reason.
+        dropped: maps each reason to the number of lines that were rejected for this reason.
         not_kept: maps reasons to the number of lines that are counted in `dropped`, but not returned for the
             quarantine, because the split has too many of them (`_KEPT_LINES`).
         blocks: the blocks of the split, in the order of the lines; at least one. Empty if the rows were
-            stored, so that their values were not counted.
+            stored, because their values are then counted later.
         stored: path of the file with the stored rows; empty if there are none, or if they are on the local
             disk.
-        misdated: number of good lines whose event_time is outside the day, with their first and last time.
+        misdated: number of good lines whose event_time is outside the day, with the first and the last of
+            these times.
     """
 
     lines: int
@@ -143,8 +145,8 @@ def scan_splits(
 
     The result has one row (task, summary) per task, and one row (task, line, reason, text) per quarantined
     line. Here `line` is the index of the line in its split. If Spark evaluates the frame again, it writes the
-    files of value counts again, under new names. So publish the files that the summaries refer to first, and
-    release the frame after that.
+    files of value counts again, under new names. So first publish the files that the summaries refer to, and
+    then release the frame.
 
     Args:
         workers: the processes that run the tasks.
@@ -293,13 +295,13 @@ def _counts_on(column: DeviceColumn, counts: np.ndarray | None) -> tuple[pa.Arra
 # Limits of the number of lines that the quarantine stores for a file split. A split of hostile bytes can have
 # tens of millions of rejected lines. Lines beyond the limits are only counted.
 _KEPT_LINES = 100_000
-# for each reason, this number of lines is kept even if the lines of other reasons have reached the limit
+# This number of lines is kept for each reason, even if the lines of other reasons have reached the limit.
 _KEPT_OF_REASON = 1_000
 _KEPT_BYTES = 64 << 20
 
 
 class _Sample:
-    """Chooses the first rejected lines of one file split, which the quarantine stores.
+    """Chooses which rejected lines of one file split the quarantine stores: the first ones, up to the limits.
 
     Attributes:
         not_kept: maps reasons to the number of lines that were not chosen.
@@ -465,8 +467,8 @@ def rows_of_splits(good: Sequence[int], config: SplitConfig) -> list[list[SplitR
     Splits without rows are left out.
 
     Args:
-        good: the number of good rows of each block, in the order of the log.
-        config: the shares of train and validation. At least one row must be good.
+        good: the number of good rows of each block, in the order of the log. At least one row must be good.
+        config: the shares of train and validation.
     """
     total = sum(good)
     last_train, last_validation = last_ranks(total, config)
@@ -494,7 +496,7 @@ class CutTask:
         first_line: index in the file split of the first line of the block.
         saved: name under which the scan pass saved the block; empty if it did not save the block.
         parts: the rows of the block in each split.
-        counts_file: path of the files to write. Each file gets different digits in its name.
+        counts_file: path of the files to write. Each file has digits in its name that no other file has.
         buckets: number of hash buckets into which the value counts are divided.
     """
 

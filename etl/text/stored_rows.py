@@ -55,7 +55,7 @@ class RowsFileWriter:
         self._open.close()
 
     def add(self, block: ParsedBlock, lines_before: int) -> None:
-        """Writes the good rows of a block; `lines_before` is the number of lines of the split before it."""
+        """Writes the good rows of a block. `lines_before` lines of the split precede the block."""
         if not len(block.row_lines):
             return
         tasks = pa.repeat(pa.scalar(self._task, pa.int32()), len(block.row_lines))
@@ -123,7 +123,7 @@ class SpillWriter:
         self._open.close()
 
     def add(self, block: ParsedBlock, lines_before: int) -> None:
-        """Writes the good rows of a block; `lines_before` is the number of lines of the split before it."""
+        """Writes the good rows of a block. `lines_before` lines of the split precede the block."""
         lines = pa.array(block.row_lines + lines_before, pa.int64())
         columns = {SPILLED_LINE: lines, **{name: block.columns[name] for name in self._spill.columns}}
         batch = pa.RecordBatch.from_arrays([*columns.values()], [*columns])
@@ -177,7 +177,7 @@ def delete_spilled_of(folder: Path, prefix: str) -> None:
 
 
 def spilled_lines(folder: Path, name: str, buckets: int) -> np.ndarray:
-    """Returns the line of each stored row of a file split in all buckets, in any order: (n,) int64.
+    """Returns the indices of the lines of all stored rows of a file split, in any order: (n,) int64.
 
     Args:
         folder: the folder of temporary files of the workers.

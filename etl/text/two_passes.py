@@ -193,7 +193,7 @@ class TextPasses:
         days: Mapping[str, tuple[RawFiles, DayCounts, dict[str, str]]],
         rules: Rules,
     ) -> dict[str, Manifest]:
-        """Writes the feature partitions of scanned days in one job, and publishes them.
+        """Writes the feature partitions of scanned days in one pass, and publishes them.
 
         Args:
             workflow: the fitted workflow, which computes the features.
@@ -363,14 +363,13 @@ class SavedRun:
 def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> list[SavedRun]:
     """Returns the runs of a file split, in the order of the lines.
 
+    The split is one run if `divided` is false or a block was not saved. Otherwise, a run has as many rows as
+    the encode pass writes at once. So the row groups do not depend on the number of runs.
+
     Args:
         blocks: the blocks of the split; empty if this process has not scanned the split.
         lines: number of lines of the split.
-        divided: whether every worker can read every saved block. If not, or if a block was not saved, the
-            split is one run.
-
-    Otherwise, a run has as many rows as the encode pass writes at once. So the row groups do not depend on
-    the number of runs.
+        divided: whether every worker can read every saved block.
     """
     if not blocks or not all(block.saved for block in blocks):
         return [SavedRun(0, lines)]
@@ -413,7 +412,7 @@ def frame_of_blocks(workers: Workers, blocks: TrainingBlocks, plan: FeaturePlan)
 def _read(
     blocks: TrainingBlocks, names: tuple[str, ...], schema: pa.Schema, index: int
 ) -> Iterator[pa.RecordBatch]:
-    """Runs one task: reads the rows of one part of the blocks."""
+    """Runs one task: reads the training rows of one part (`TrainingBlocks.read`)."""
     for batch in blocks.read(index, frozenset((LABEL, *names))):
         day = pa.repeat(batch.dt, len(batch.row_ids))
         fixed = [pa.array(batch.row_ids, pa.int64()), batch.columns[LABEL], day]

@@ -118,7 +118,7 @@ def chains_of(group: FeatureGroup, columns: Mapping[str, Type]) -> list[Chain]:
 def _sources(
     group: FeatureGroup, steps: Sequence[Step]
 ) -> tuple[dict[str, frozenset[str]], list[frozenset[str]]]:
-    """Returns the raw columns of each value, and the raw columns of each step's inputs."""
+    """Returns the raw columns on which each value depends, and those on which each step's inputs depend."""
     sources = {name: frozenset([name]) for name in group.columns}
     step_sources: list[frozenset[str]] = []
     for step in steps:
@@ -200,10 +200,10 @@ def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
         )
 
 
-# Uniform descriptions of feature groups and chains, for digests and for comparisons of configurations.
+# Describes feature groups and chains by uniform texts, from which digests are computed and by which
+# configurations are compared.
 
-# Parameters that may change in an extension, because they affect only the age of values, or values without an
-# id.
+# Parameters that may change when a workflow is extended, because they do not change the id of any value.
 _MAY_CHANGE = ("min_count", "max_size", "max_age_days")
 
 
@@ -244,7 +244,7 @@ FEATURE_ARROW_TYPES = {"float32": pa.float32(), "int32": pa.int32(), "list<int32
 
 @dataclass(frozen=True)
 class RowPlace:
-    """The place of n rows in the log, which decides whether the rows are training rows of a step.
+    """The place (day, split and row ids) of n rows in the log. It decides whether they are training rows.
 
     Attributes:
         row_ids: (n,) int64, the ids of the rows: the position of a row in the log of its day, or in the frame
@@ -319,7 +319,7 @@ class FittedChain:
         """Computes the outputs of the chain in the engine `arrow`. Returns one array per output.
 
         A step that reads only one input processes each distinct value of a dictionary-encoded input only
-        once. If the chain has a single input of strings, this input is encoded first.
+        once. If the chain has a single input of strings, this input is first dictionary-encoded.
 
         Args:
             arrays: one array of n values per input. Arrays, and the elements of lists, may be
@@ -397,7 +397,7 @@ class FittedChain:
         return super().__reduce_ex__(protocol)
 
     def _extensions(self) -> list[Plugin | None]:
-        """Returns the extension that adds the operator of each step; None for an operator of the checkout."""
+        """Returns the plug-in that adds each step's operator; None for an operator of etl/operators."""
         return [operator_extension(step.name) for step in self.steps]
 
 
@@ -543,8 +543,8 @@ def _cast(value: RowValues, kind: pa.DataType) -> pa.Array:
     return RowValues(value.distinct.cast(kind, safe=False), value.codes).plain
 
 
-# The values of rows between two steps of a chain. They are stored as n values, or as distinct values with an
-# index for each row.
+# Stores the values of n rows between two steps of a chain: as n values, or as distinct values with an index
+# for each row.
 #
 # Most raw columns have few distinct values. So steps process distinct values, and the features of all rows
 # are gathered by index at the end. Lists may have dictionary-encoded elements. The elements are decoded only
@@ -624,7 +624,7 @@ def dictionary_with_null(array: pa.DictionaryArray) -> tuple[pa.Array, pa.Array]
 def _codes_with_null(indices: pa.Array, null: int) -> pa.Array:
     """Replaces nulls in n indices by `null`, a number above all indices.
 
-    NumPy needs a third of Arrow's time.
+    NumPy needs less time for this than Arrow.
     """
     if not indices.null_count or indices.type != pa.int32():
         return indices.fill_null(null)

@@ -46,7 +46,7 @@ class FeaturePlan:
 
     Attributes:
         config: the configuration of the run.
-        filters: operators of `prepare` that drop rows. They run before all others.
+        filters: operators of `prepare` that drop rows. They run before all other operators of `prepare`.
         changers: operators of `prepare` that add columns or combine rows, in the order of the configuration.
         columns: maps each column that exists after the changers to its type.
         chains: the chains that compute the features.
@@ -115,7 +115,7 @@ class FeaturePlan:
 
     @cached_property
     def reasons_left_out(self) -> tuple[str, ...]:
-        """Returns the reasons of rows that are neither used nor quarantined.
+        """Returns the reasons for which rows are left out without being quarantined.
 
         There are four kinds of such rows: rows of events that `log.label` does not list, rows without a user
         (if the configuration leaves them out), rows that operators of `prepare` drop, and rows of erased
@@ -126,7 +126,7 @@ class FeaturePlan:
 
     @cached_property
     def external_tables(self) -> dict[str, JoinedTable]:
-        """Returns the tables that `join_external` reads, as a mapping from a text that identifies a table."""
+        """Returns the tables that `join_external` reads. The key of a table is a text that identifies it."""
         operators = [(step, step.operator) for chain in self.chains for step in chain.steps]
         return {
             f"join_external.path={operator.path}": operator.source(step)[0]
@@ -135,7 +135,10 @@ class FeaturePlan:
         }
 
     def raw_columns(self, wanted: Collection[str], *, everything: bool = False) -> tuple[str, ...]:
-        """Returns the fixed columns, then the log's columns: those in `wanted`, or all (`everything`)."""
+        """Returns `fixed_columns` and the other columns of the log that are in `wanted`.
+
+        If `everything` is true, adds all other columns of the log.
+        """
         fixed = self.fixed_columns
         names = [name for name in self.config.log.names if everything or name in wanted]
         return (*fixed, *(name for name in names if name not in fixed))
@@ -421,7 +424,7 @@ def _require_tables(chains: Chains) -> None:
 
 
 def _require_reads(chains: Chains, columns: Mapping[str, Type]) -> None:
-    """Raises ConfigError if an operator computes statistics of a raw column that is not a number."""
+    """Raises ConfigError if an operator computes statistics of a raw column whose values are not numbers."""
     for operator in (step.operator for chain in chains for step in chain.steps):
         wrong = {name: columns.get(name) for name in operator.reads() if columns.get(name) not in NUMBERS}
         if wrong:
@@ -464,8 +467,8 @@ def _has_oov_id(chain: Chain) -> bool:
     )
 
 
-# The versions of the methods that prepare rows. Everything that is computed from prepared rows has them as
-# inputs.
+# The versions of the methods that prepare rows. Everything that is computed from prepared rows has these
+# versions as inputs.
 
 # Part of the digest of prepared rows. Change this text if the code computes other positions for the same log.
 _POSITIONS = "last impression before the row, or smallest position of the day"
@@ -478,8 +481,9 @@ def preparation(config: Config) -> dict[str, str]:
     operators of `prepare` that other packages add.
 
     The result is part of the inputs of workflows, profiles and feature partitions. So if a method changes,
-    jobs compute all of these again. The result contains only methods that differ from those of an earlier
-    release. If there are none, the result is empty, and partitions of the earlier release remain valid.
+    jobs compute all of these again. The result contains only the methods that the configuration uses.
+    Divisions by time and by user have no version, because their methods never changed. If the result is
+    empty, partitions of earlier releases remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
     operators = operator_digests(
@@ -503,16 +507,17 @@ def _settings_of(history: History) -> dict[str, Any]:
 
 
 def _positions_method(config: Config) -> str | None:
-    """Returns the version of the method and a digest of its settings; None without positions.
+    """Returns the version of the method that adds positions, with a digest of its settings.
 
-    The digest does not include the unit of the times, because the unit is a setting of the click log.
+    Returns None if the configuration adds no positions. The digest does not include the unit of the times,
+    because the unit is a setting of the click log.
     """
     settings = config.serving.row_positions
     if settings is None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
     names |= {"null_values", "decimal_separator", "encoding", "time_zone", "columns"}
-    # This was the default of earlier releases.
+    # The digest of earlier releases included this default of the separator.
     values = {"separator": ",", **settings.model_dump(include=names)}
     return f"{_POSITIONS}, {digest_of(values)}"
 
@@ -529,7 +534,8 @@ class CopiedTable:
     Attributes:
         key: the key of the configuration with the table's path.
         table: the settings of the table.
-        user: the name in the table of the column with the ids of users; None if there is none.
+        user: the name that the column with the ids of users has in the table; None if there is no such
+            column.
     """
 
     key: str
@@ -580,5 +586,5 @@ def _all_tables(plan: FeaturePlan) -> Iterator[CopiedTable]:
 
 
 def _source(table: RawTable, name: str | None) -> str | None:
-    """Returns the name in the table of a column of the configuration."""
+    """Returns the name that a column of the configuration has in the table."""
     return next((column.source_name for column in table.columns if column.name == name), name)

@@ -128,7 +128,7 @@ class LocalWorkflow:
         return list(self.raw_types(features))
 
     def raw_types(self, features: Sequence[str] | None = None) -> dict[str, Type]:
-        """Returns the raw columns that some or all features depend on, with their types."""
+        """Maps the raw columns that some features (None: all features) depend on to their types."""
         return raw_types(self.chains if features is None else self._chains_of(features))
 
     def _chains_of(self, features: Sequence[str]) -> list[FittedChain]:
@@ -215,7 +215,7 @@ def workflow_exists(lake: LakePaths, version: str) -> bool:
 
 
 def has_chains(lake: LakePaths, version: str) -> bool:
-    """Returns whether the lake has a version that was not written by an early release.
+    """Returns whether the lake has the version in a format with chains, which early releases did not write.
 
     Raises:
         DataError: the file of the version is damaged.
@@ -326,8 +326,7 @@ def fitted_features(
         chains: the chains before the fit.
         names: the features before the fit, in order.
         fitted: the same chains after the fit, which may have removed features.
-        scopes: maps features to their scopes. A feature that is not in the mapping depends on the pair of
-            user and item.
+        scopes: maps features to their scopes. A feature that is not in the mapping gets the scope `pair`.
 
     Raises:
         ConfigError: the fit has removed all features.

@@ -1,9 +1,9 @@
-"""Converts columns of a caller's table to the types that chains read, like the parser of logs.
+"""Converts columns of a caller's table to the types that chains read, as the parser of logs converts fields.
 
 The parser converts the fields of a line to int64, float64 and strings, and empty fields to null. A table may
 have other types for the same values: nullable integers of pandas are floats with NaN, and texts may be
-dictionary-encoded. The rule is the same as for Parquet logs (etl/raw/file_columns.py): a whole number that
-was certainly not rounded becomes an integer, or the integer's text. Any other value whose meaning is not
+dictionary-encoded. The rule is the same as for Parquet logs (etl/readers/arrow_values.py): a whole number
+that was certainly not rounded becomes an integer, or the integer's text. Any other value whose meaning is not
 clear is an error, because the model could read it differently than in training.
 """
 
@@ -125,7 +125,7 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
                 raise ValueError(f"{name}={value!r} is not of type {kind}") from error
             if (
                 kind == "float" and value is not None and not abs(value) <= FLOAT32_MAX
-            ):  # the parser rejects such numbers in a log
+            ):  # in a log, the parser rejects such numbers
                 raise ValueError(f"{name}={value!r} is outside the range of float32")
     return arrays
 

@@ -5,10 +5,9 @@ The module also defines the command lines and outcomes of stages, and handles si
 An application is a child process that runs the stages one by one. The child process
 (jobs/stage_server/) starts one JVM and imports the packages once for all stages. It receives the job
 and the arguments of each stage through a pipe. Through another pipe, it returns the exit code and the job
-summary. All output of the child, its JVM and its Python workers arrives through a third
-pipe, and the launcher writes it to the log of the running stage. If a stage fails, the launcher ends the
-child process, and the next stage starts a new process. So no stage runs in a process in which another stage
-has failed.
+summary. All output of the child, its JVM and its Python workers arrives through a third pipe. The launcher
+writes this output to the log of the running stage. If a stage fails, the launcher ends the child process, and
+the next stage starts a new process. So a stage never runs in a process in which another stage has failed.
 """
 
 from __future__ import annotations
@@ -172,7 +171,7 @@ class Launcher(Protocol):
         """
 
     def close(self) -> None:
-        """Ends all remaining processes. The launcher can be used again afterwards."""
+        """Ends all processes that the launcher has started. It can run further stages afterwards."""
 
 
 class StageError(NightrankError):
@@ -438,7 +437,7 @@ class _Child:
             self.process.stdin.flush()
 
     def pump(self, log: BinaryIO) -> int | None:
-        """Copies output to a log until there is an answer, for at most 0.2 seconds.
+        """Copies the child's output to a log until the child answers, for at most 0.2 seconds.
 
         Returns:
             The exit code of the stage; None if the stage is still running. If the child has ended, this is
@@ -468,7 +467,7 @@ class _Child:
         return int(str(answer["exit_code"]))
 
     def _copy(self, log: BinaryIO | None) -> bool:
-        """Copies the output that has arrived to a log. Returns False at the end of the output."""
+        """Writes all output that has arrived to a log. Returns False at the end of the output."""
         while True:
             try:
                 piece = os.read(self.output, _CHUNK)

@@ -300,7 +300,7 @@ def _short(version: str | None) -> str | None:
 
 
 def _phrase(noun: str, *words: Any) -> str:
-    """Returns the noun and the words that are not empty; an empty string if all words are empty."""
+    """Returns the noun, followed by the words that are not empty; empty if there is no such word."""
     present = [str(word) for word in words if word]
     return " ".join([noun, *present]) if present else ""
 

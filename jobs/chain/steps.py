@@ -62,7 +62,8 @@ class RunPlan:
     def steps_after_gate(self) -> list[ChainStep]:
         """Returns the steps after the gate. Call this method only after the gate has decided.
 
-        If the previous day has lists, one step measures these lists, because their clicks have arrived.
+        With measure.against=next_day, one step measures the lists of the previous day, if there are any,
+        because the clicks on them have arrived. With test_split, it measures the lists of the run date.
         """
         again = [
             self._step("build_features", name="build_features_again", overrides=("workflow.mode=apply",))
@@ -92,16 +93,16 @@ class RunPlan:
     def _promoted_on_run_date(self) -> bool:
         """Returns whether the champion was promoted on the run date itself.
 
-        If so, the features of the run date must be built with the workflow of this champion, as for its
-        training. The workflow of the previous champion must not be used.
+        If so, the features of the run date must be built with the workflow of this champion, and not with the
+        workflow of the previous champion.
         """
         return promoted_on(self.lake, self.config.name, self.run_date) is not None
 
     def _champion_lacks_features(self) -> bool:
         """Returns whether features must be built again, with the workflow of the champion.
 
-        This is the case if the gate kept the champion, and its workflow differs from the challenger's
-        workflow.
+        This is necessary if the gate kept the champion, and the champion's workflow differs from the
+        challenger's workflow.
         """
         partition = self.lake.evaluations.partition(self.run_date)
         if not self.retrain or not is_published(partition):
@@ -115,8 +116,8 @@ class RunPlan:
     def _lacks_blend(self) -> bool:
         """Returns whether score.blend=auto is set, but the champion has no blend for these sources.
 
-        A record of a date without validation clicks (`users` is 0) contains no blend. If there is no other
-        record, this run learns one.
+        If the validation split of a date had no clicks, the record of that date contains no blend (`users` is
+        0). If there is no other record, this run learns a blend.
         """
         if self.config.score.blend == "none":
             return False

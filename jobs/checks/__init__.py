@@ -35,7 +35,7 @@ from training.loop.training_plan import TrainPlan
 from training.settings import Features, check_loss, check_model, check_retriever, read_settings
 from training.settings.check_settings import require_no_pair_features, require_oov_ids
 
-_RETRIEVAL = "candidates.sources, retrieval: "  # where errors say the model of this source is configured
+_RETRIEVAL = "candidates.sources, retrieval: "  # the beginning of errors about the model of this source
 
 
 def check_config(config: Config) -> None:
@@ -96,7 +96,8 @@ def _require_keys(config: Config, need: str, setting: str) -> None:
 def check_lists(config: Config) -> None:
     """Checks that a model that is trained on these features can make top-k lists.
 
-    A raw column without a value in score.context gets the most frequent value of the train rows.
+    The values in score.context are checked too. If a raw column of the context has no value there, the lists
+    use its most frequent value in the train rows.
 
     Raises:
         ConfigError: the model cannot make top-k lists.
@@ -128,7 +129,7 @@ def _models(config: Config) -> list[tuple[str, ModelConfig]]:
 
 @contextmanager
 def _located(location: str) -> Iterator[None]:
-    """Prefixes a ConfigError that is raised in the `with` block by the location of a model."""
+    """Adds the location of a model to the start of a ConfigError that the `with` block raises."""
     try:
         yield
     except ConfigError as error:
@@ -209,7 +210,7 @@ def _check_impressions(config: Config) -> None:
 def _check_measures(config: Config, feature_plan: FeaturePlan) -> None:
     """Raises ConfigError if the lists leave out the items that they are compared with.
 
-    A configuration with features of scope `pair` makes no lists, so these settings may have any values.
+    This check does not apply to configurations with features of scope `pair`, because they make no lists.
     """
     candidates = config.candidates
     compares_excluded = (
@@ -302,9 +303,9 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
     The tables must exist. Their headers or schemas must have the configured columns, and their first rows
     must have values of the configured types.
 
-    A table with files for each day (`{date}` in its path) may arrive during the run. The stage that reads a
-    table of days checks it. The stage also checks tables of Spark's catalogue. `recorder` records the tables
-    as inputs of the run.
+    Tables with one file per day (`{date}` in the path) are not checked here, because a file may arrive during
+    the run. The stage that reads such a table checks it. The same holds for tables of Spark's catalogue.
+    `recorder` records the tables as inputs of the run.
 
     Raises:
         ConfigError, DataError: there is no file at a path in the configuration, a file lacks a column, or a
@@ -337,7 +338,7 @@ def check_sinks(config: Config, profile: str) -> None:
         return
     check_access(config.deliver)
     _check_user_columns(config)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise only spark-submit has read the profile
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # under spark-submit, the profile is not known here
         _check_catalogues(config, {**settings, **launch_settings(os.environ)})
 
 

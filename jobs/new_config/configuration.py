@@ -46,8 +46,8 @@ from jobs.new_config.tables import (
 )
 from storage import file_io
 
-# Minimum number of days of a log that is read by day: a train, a validation and a test day, and a day before
-# them. A log with fewer days is one table.
+# Minimum number of days of a log that is read by day: one train, one validation and one test day, and one
+# earlier day. A log with fewer days is one table.
 _FEWEST_DAYS, _MOST_TRAIN_DAYS = 4, 30
 # With at most this number of items, all items are scored for each user.
 _ALL_ITEMS = 20_000
@@ -69,8 +69,8 @@ _VAGUE_NAMES = {
     "tmp",
 }
 # For a log of choices, `init` writes the settings of benchmarks/lists.yaml, which were measured on several
-# logs (docs/decisions/sequence-models.md#0129). The constant is the approximate number of rows that a
-# training reads in all epochs. There are two to sixteen epochs, and the training takes some minutes.
+# logs (docs/decisions/sequence-models.md#0129). `_ROWS_OF_A_TRAINING` is the approximate number of rows that
+# a training reads in all epochs together. A training has two to sixteen epochs, and takes some minutes.
 _ROWS_OF_A_TRAINING = 3_200_000
 _HISTORY_LENGTH = 20
 # If more than this share of the rows have no user, the configuration leaves such rows out without an error.
@@ -256,7 +256,7 @@ def _limit_of_rejected(log: NewLog, config: NewConfig) -> None:
 def _keys(user: NamedColumn, item: NamedColumn, log: NewLog, config: NewConfig) -> dict[str, Any]:
     """Returns the section `keys`.
 
-    It leaves out rows without a user if the log has more than a few of them.
+    It leaves out rows without a user if the log has more than a few such rows.
     """
     section: dict[str, Any] = {"user": user.name, "item": item.name}
     if log.group is not None:
@@ -464,7 +464,8 @@ def _model(log: NewLog, config: NewConfig) -> None:
     all_rows = log.table.sample.all_rows
     small = all_rows is not None and all_rows < _SMALL_ROWS
     if log.is_of_choices:
-        # The training leaves the rows that `negatives` added out of its batches, so a batch needs more rows.
+        # A batch also counts the rows that `negatives` added, but the training does not use these rows. So
+        # the batch size is larger.
         drawn = config.sections["negatives"]
         rows_of_choice = 1 + (drawn["per_positive"] if drawn.get("train", True) else 0)
         config.sections["model"] = {

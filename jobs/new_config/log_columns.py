@@ -1,4 +1,4 @@
-"""Finds the user, the item, the time and the clicks of a log without a configuration."""
+"""Finds the columns with the user, the item, the time and the clicks in a log without a configuration."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class NewLog:
 
 
 def no_keys(log: NewLog) -> ConfigError:
-    """Returns the error of a log without columns of users and items, which has only what users chose."""
+    """Returns the error for a log in which the column of the user, of the item, or both are not known."""
     path, sources = log.table.sample.path.files[0], [column.sampled.source for column in log.table.columns]
     shown = shown_items_in([column.sampled for column in log.table.columns])
     if shown is not None:
@@ -271,9 +271,10 @@ def _possible(
 ) -> tuple[Sequence[SampledColumn], str]:
     """Returns the columns of the log that may be the user or the item, and the reason as a clause.
 
-    If the names of the columns do not decide, or if the table of users or items does not have the ids of the
-    column that they decide for, the ids of this table decide. Without such a table, columns are taken whose
-    names say that they have ids.
+    First, the names of the columns are compared with usual names. If this does not select one column, or if
+    the table of users or items does not have the ids of this column, the column is chosen whose values are
+    the ids of the table. Without such a table, all columns are returned whose names say that they contain
+    ids.
 
     Args:
         table: the log.

@@ -42,9 +42,9 @@ _FIRST_TEXTS = 1_000
 _SORTED_RUNS = 1.2
 # Repeated choices are counted if the sample has at least this number of rows after the first days of users.
 _FEWEST_LATER_ROWS = 20
-# Minimum share of the log's ids in the column of a table by which the table is joined.
+# A table is joined by a column only if the column contains at least this share of the log's ids.
 _JOINED_SHARE = 0.2
-# Minimum share of a column's ids in a table of attributes by which the column becomes the key of the log.
+# A column of the log becomes its key if a table of attributes has at least this share of the column's ids.
 _CERTAIN_SHARE = 0.5
 
 

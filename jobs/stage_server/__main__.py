@@ -49,7 +49,7 @@ def main() -> NoReturn:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
     start_server_early()  # processes that this server forks read the log in the first stage
     requests = _Requests()
-    if cores_without_jvm() is None:  # if not, a stage starts a JVM only if it needs one
+    if cores_without_jvm() is None:  # otherwise, only a stage that needs a JVM starts one
         threading.Thread(target=_start_jvm, daemon=True).start()
     importing = threading.Thread(target=_import_modules, args=(sys.argv[3:],), daemon=True)
     shared = SharedSession()
@@ -95,7 +95,7 @@ def _signal_of_jvm() -> int | None:
 def _start_jvm() -> None:
     """Starts the JVM while this process imports the packages of the stages.
 
-    If this fails, the first stage reports it.
+    If the start fails, the first stage tries again and reports the error.
     """
     with suppress(Exception):
         SparkContext._ensure_initialized()

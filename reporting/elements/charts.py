@@ -98,7 +98,7 @@ class Axis:
         low, high: the values at the ends of the axis.
         ticks: the values that have a tick.
         written: formats the value of a tick as text.
-        log: whether the axis is logarithmic. Then `low` is above 0.
+        log: whether the axis is logarithmic. If so, `low` is above 0.
     """
 
     label: str

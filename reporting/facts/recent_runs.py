@@ -75,8 +75,8 @@ class DayFacts:
         score_psi: the PSI of the scores of the new lists, compared with the last published lists.
         churn: the share of items in a user's new list that are not in the user's last published list,
             averaged over users.
-        seconds: maps each group of jobs (GROUPS) to a sum of seconds. The sum has the last successful attempt
-            of each job of the group.
+        seconds: maps each group of jobs (GROUPS) to the seconds of its jobs together. Only the last
+            successful attempt of each job counts.
         rows_per_s: maps each job to the rows per second of its last successful attempt. For train_model,
             these are the rows that the model was trained on.
         core_s, cost: core seconds and cost of all attempts of all jobs, including failed attempts.

@@ -130,13 +130,16 @@ class RunFacts:
 
     @property
     def of_choices(self) -> bool:
-        """Returns whether the log contains only rows that users chose. Then the click rate has no meaning."""
+        """Returns whether the log contains only rows that users chose.
+
+        In such a log, the click rate has no meaning.
+        """
         only_clicks = self.quality is not None and self.quality.compared.only_clicks
         return self.per_positive is not None or only_clicks
 
     @property
     def judged_scores(self) -> ScoreKind:
-        """Returns the kind of the scores of the model that `judged` describes."""
+        """Returns the kind of the scores of the model whose test figures `judged` returns."""
         return cast(ScoreKind, (self.judged or {}).get("scores", self.model_scores))
 
     @property
@@ -245,7 +248,10 @@ def _day(split: str, partition: Partition, label: str | None, misdated: int | No
 
 
 def _missing(lake: LakePaths, run_date: str) -> tuple[MissingRows, ...]:
-    """Returns the numbers of users and items without a row, from the manifests of the tables of the run."""
+    """Returns how many users and items have no row in their tables of attributes.
+
+    The numbers are in the manifests of the tables `users` and `items`.
+    """
     if not is_published(lake.datasets.partition(run_date)):
         return ()
     version = read_dataset(lake, run_date).workflow_version

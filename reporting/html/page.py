@@ -35,15 +35,13 @@ from reporting.elements.markup import Html, Section, contents, figure, grid, joi
 from reporting.facts.recent_runs import open_failure, read_history, served_lists
 from reporting.facts.run_facts import RunFacts, count_items, read_run_facts, sample_lists
 from reporting.html.sections import (
-    calibration,
     data,
-    gate,
     headline,
     last_thirty_days,
     list_sections,
+    model_sections,
     production,
     stages,
-    training,
 )
 from storage import file_io
 from storage.dataset import read_dataset
@@ -80,9 +78,9 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         last_thirty_days.render_runs(config, run_date, recorder),
         data.render(run),
         data.render_quality(run.quality, run.of_choices, with_charts=not run.days),
-        training.render(run),
-        gate.render(run),
-        calibration.render(run),
+        model_sections.render_training(run),
+        model_sections.render_gate(run),
+        model_sections.render_scores(run),
         list_sections.render_quality(run),
         production.render_experiment(run),
         production.render_impressions(run),

@@ -194,8 +194,8 @@ def decoded_names(lake: LakePaths, user_list: InspectedList) -> Names:
     """Returns the raw values of the ids that occur in the features of the user and of the listed items.
 
     The result maps each feature to a mapping from ids to raw values. Features without a vocabulary are left
-    out. If the lake no longer has the workflow, or an early release wrote it, the result is empty. Then the
-    page shows ids instead of raw values.
+    out. If the lake no longer has the workflow, or an early release wrote it, the result is empty. In this
+    case, the page shows ids instead of raw values.
 
     Raises:
         DataError: the workflow is damaged.

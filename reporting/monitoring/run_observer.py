@@ -254,7 +254,7 @@ class Observer:
     Attributes:
         config: the configuration of the run.
         run: records the inputs and the published tables of the run. Pass it to the context of the run.
-        waits: whether the run only waits for other jobs. Then it counts no core seconds, because the other
+        waits: whether the run only waits for other jobs. Such a run counts no core seconds, because the other
             jobs have their own run records.
         started_s: start of the run, in seconds since 1970.
     """
@@ -420,7 +420,7 @@ def _describe(error: BaseException) -> dict[str, str]:
 
 @contextmanager
 def _harmless(consequence: str) -> Any:
-    """Logs any error in the block as a warning, because the work of the job is already done.
+    """Logs any error in a `with` block as a warning, because the work of the job is already done.
 
     Args:
         consequence: text of the warning, which names what is missing because of the error.

@@ -1,6 +1,6 @@
 """Chooses the items that may be candidates of any user, and gives each item an index.
 
-The items of an experiment's treatment get the features of its workflow.
+The items of an experiment's treatment get the features of the treatment's workflow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Loads the item vectors of the sources `ease` and `als` in a worker, and makes candidate lists from them.
 
-The n items with the highest scores are found here for vectors of every kind. The factors are rounded to so
-few bits that every sum of products is exact. Therefore the batch size, the device and its order of additions
-do not change the lists.
+This module finds the n items with the highest scores, for vectors of every kind. The elements of the vectors
+are rounded to so few bits that every sum of products is exact. Therefore the batch size, the device and its
+order of additions do not change the lists.
 """
 
 from __future__ import annotations

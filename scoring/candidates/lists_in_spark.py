@@ -1,8 +1,8 @@
 """Sends batches of users to workers, which make the lists of the sources `ease` and `als`.
 
-It first publishes the tables that sources compute for their items, so that workers can read them. The workers
-are those of Spark, or threads of this process. The driver imports this module, which therefore does not
-import torch. With Spark, only the workers import torch.
+The module first publishes the tables that sources compute for their items, so that workers can read them. The
+workers are those of Spark, or threads of this process. The driver imports this module, which therefore does
+not import torch. With Spark, only the workers import torch.
 """
 
 from __future__ import annotations

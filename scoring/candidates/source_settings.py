@@ -1,4 +1,4 @@
-"""The settings of the sources of candidates: their protocols, and reading them from a configuration."""
+"""Reads the settings of the sources of candidates from a configuration, and has their protocols."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ the rows are a frame of Spark, its tasks write the files. `CatalogueTable` is a 
 Spark's catalogue; Spark writes it.
 
 Each replacement is one commit. So readers see all old or all new rows of the date, and a killed delivery
-changes nothing. Files that it has written belong to no version of the table, until a VACUUM deletes them.
+changes nothing. Files that a killed delivery has written belong to no version of the table, until a VACUUM
+deletes them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _DATE_TYPE = "date32[day]"
 _LOG = "_delta_log"
 # Settings of a Delta table whose rules delta-rs does not check for files that Spark or Arrow has written.
 _RULES = re.compile(r"delta\.constraints\..*|delta\.appendOnly=true")
-# Parts of the errors of Spark if another program has changed the table since this one has read it.
+# Parts of the errors of Spark if another program has changed the table since this program read it.
 _CONFLICT = re.compile(
     r"Concurrent(Append|DeleteRead|DeleteDelete|Transaction|Write|Modification)Exception|"
     r"CommitFailedException|MetadataChangedException|ProtocolChangedException|AlreadyExistsException|"
@@ -239,7 +240,7 @@ class DeltaFolder:
         return _are_equal(spark.read.schema(spark_schema(day.columns)).parquet(*paths), rows, day)
 
     def _stored(self, version: DeltaVersion, dt: str, names: Sequence[str] = ()) -> pa.Table:
-        """Returns columns of the rows of a date; without names, the number of rows.
+        """Returns the columns `names` of the rows of a date; the number of the rows if there are no names.
 
         pyarrow 14 cannot read the files that delta-rs itself has rewritten, because their Arrow schema has
         the type string_view. DuckDB converts this type.
@@ -327,7 +328,7 @@ class CatalogueTable:
         parts: the parts of its name: at least the schema and the table.
         form: the format of the table.
         spark: the session.
-        key: the key of the configuration with the name, for error messages.
+        key: the configuration key that sets this name, for error messages.
     """
 
     parts: tuple[str, ...]

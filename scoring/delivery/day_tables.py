@@ -44,8 +44,8 @@ TYPES = {
     "model_version": "text",
 }
 
-# A reader that starts while a delivery waits for its lock waits at most this long. If PostgreSQL's own
-# maintenance of a table blocks a lock, PostgreSQL cancels it after one second (deadlock_timeout).
+# While a delivery waits for a lock, new readers wait too, at most this long. If PostgreSQL's own maintenance
+# of a table blocks a lock, PostgreSQL cancels the maintenance after one second (deadlock_timeout).
 _LOCK_TIMEOUT = "2s"
 _PAUSE_S = 3.0  # seconds between two attempts to get the lock
 _PATIENCE_S = 900.0
@@ -181,7 +181,8 @@ def open_table(database: Connection, name: str) -> ServedTable:
             )
         kind = database.rows(query, [name])
     partitioned = PartitionedTable(database, name)
-    # A partition of several dates cannot be replaced by one date, and only the owner can replace partitions.
+    # A partition of several dates cannot be replaced by the rows of one date, and only the owner can replace
+    # partitions.
     if kind == [("p", "l", "1", "dt", "0", "t")] and all(day.date for day in partitioned.days()):
         return partitioned
     return PlainTable(database, name)

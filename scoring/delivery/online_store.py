@@ -1,8 +1,8 @@
 """Writes tables to a key-value store with the Redis protocol, and switches readers to them.
 
 A delivery writes new buckets with a time to live, so the server deletes the buckets of a killed delivery. One
-transaction then replaces the pointer, removes the time to live of the new buckets, and sets one on the old
-buckets.
+transaction then replaces the pointer, removes the time to live of the new buckets, and sets a time to live on
+the old buckets.
 """
 
 from __future__ import annotations

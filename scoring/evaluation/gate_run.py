@@ -436,7 +436,7 @@ class GateEvaluation:
     def decision(self) -> ChampionDecision:
         """Returns the decision as a record for the model registry.
 
-        The record contains the headline figures of both models. It also contains the lineage for training the
+        The record contains the main figures of both models. It also contains the lineage for training the
         challenger again.
         """
         return ChampionDecision(

@@ -361,8 +361,8 @@ def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
 # The rule `score.rules.exploration` sorts a user's candidates that are not yet in the list by a uniform
 # random key. The first m of them (the drawn items) get the last m positions. So all m! orders of the drawn
 # items have the same probability. The item that the model ranks j-th among them is at the j-th explored
-# position with the probability 1 / m. This propensity is exact, and it does not depend on the number of
-# candidates.
+# position with the probability 1 / m. This probability (the propensity) is exact, and does not depend on the
+# number of candidates.
 #
 # The alternative order sorts the drawn items by descending score. The estimate is the self-normalised
 # estimate (A. Swaminathan and T. Joachims, The Self-Normalized Estimator for Counterfactual Learning, 2015),

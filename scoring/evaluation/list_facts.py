@@ -80,10 +80,11 @@ def coverage(counts: Mapping[str, ListedItems], kind: str, published: Manifest) 
 def truth_facts(
     published: Manifest, measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, Any] | None:
-    """Returns the figures of the lists ranked by true probabilities, and the published lists' ratio to them.
+    """Returns the figures of the lists that are ranked by the true probabilities.
 
     These lists were made only for users with clicks, so their coverage comes from fewer lists than the
-    coverage of the published lists.
+    coverage of the published lists. `share_of_best` is the hit rate of the published lists divided by the hit
+    rate of the lists BEST.
 
     The arguments are those of `relevance_facts`. Returns None if the true probabilities are unknown.
     """
@@ -112,7 +113,7 @@ def shown_kinds(
 # Makes lists from the true probabilities of a generated log. They are measured like the published lists.
 #
 # The true probabilities are those of the measured days, so a model can make better lists only by chance. The
-# hit rate of these lists is therefore the highest possible hit rate of the log.
+# expected hit rate of these lists is therefore the highest that any lists can have.
 
 # The rankings of the lists: the probability of a click if the item is shown, and the probability that the
 # user sees the item and clicks it. The second ranking gives the best lists.
@@ -217,8 +218,8 @@ class _Day:
 
     def __init__(self, settings: Generate, day: str, item_keys: tuple[str, ...]) -> None:
         self.truth = DayTruth(settings, day)
-        # The index of each candidate in the log; -1 if the log lacks it, which selects the last column in
-        # `add_scores`.
+        # The index of each candidate in the log. A candidate that is not in the log has the index -1, which
+        # selects the last column in `add_scores`.
         self._positions = np.array([self.truth.items.get(key, -1) for key in item_keys], dtype=np.int64)
 
     def add_scores(self, keys: Sequence[str], scores: Floats) -> Bools:
@@ -272,8 +273,8 @@ def _best_of(scores: Floats, k: int) -> list[NDArray[np.int64]]:
 # Measures lists for new users and items. The model was trained without the ids of these users and items.
 #
 # A user or item is new if its id feature has OOV_ID on the date of the lists. The reason is that its first
-# row came after the training, or that it had fewer train rows than `min_count`. If no feature is the id of
-# the user or item alone, users or items without a row in the train split are new.
+# row came after the training, or that it had fewer train rows than `min_count`. If no feature is computed
+# from the key of the user or item alone, users or items without a row in the train split are new.
 
 
 def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Rows, Rows]:

@@ -1,4 +1,4 @@
-"""Finds the model that serves on a run date and its blend, and checks that both match the date's tables.
+"""Finds a run date's serving model and blend, and checks that both match the tables of the date.
 
 The champion serves, or the champion's refit if one exists (training/registry/refits.py).
 """
@@ -33,8 +33,8 @@ def serving_model_and_dataset(
     Args:
         context: the context of the job.
         scored: the split whose rows will be scored, if any. If the refit was trained on a day of this split,
-            the champion is returned instead. Probabilities of rows that a model was trained on are too close
-            to their labels.
+            the champion is returned instead. If a model was trained on rows, its probabilities of these rows
+            are too close to the rows' labels.
 
     Raises:
         DataError: there is no champion or no dataset, their workflow versions differ, or the weights of the

@@ -9,8 +9,7 @@ import torch
 
 from scoring.model.model_info import ModelInfo
 from training.checkpoints import load_model
-from training.export.smaller_programs import Format
-from training.export.write_export import ExportedModel, write_export
+from training.export.write_export import ExportedModel, Format, write_export
 
 
 def export(

@@ -155,7 +155,7 @@ class ItemParts:
     def shared(self, most_bytes: int) -> ItemScores | None:
         """Returns the items, prepared for scoring all of them at once.
 
-        Returns None if the factorization does not support it.
+        Returns None if the factorization cannot prepare items.
         """
         kept, factorization = self._kept, self._factorization
         if kept is None or not isinstance(factorization, SharesItems) or len(kept[0]) < _LEAST_SHARED:

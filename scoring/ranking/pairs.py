@@ -311,7 +311,7 @@ class CandidateLists:
         return None
 
     def _refuse_first(self, users: slice) -> None:
-        """Raises the error of the first user whose list is wrong. At least one list is out of range."""
+        """Raises the error of the first user with a wrong list. There must be a list with a wrong index."""
         for user in range(users.start, users.stop):
             indices = self._list_of(user)
             if len(indices) and (indices.min() < 0 or indices.max() >= self._num_items):
@@ -360,7 +360,7 @@ def _values(lists: pa.ListArray) -> NDArray[np.integer[Any]]:
 def _joined(parts: list[NDArray[np.integer[Any]]]) -> NDArray[np.integer[Any]]:
     """Concatenates two arrays.
 
-    Copies one array alone only if it is read-only, because torch needs writable memory.
+    A single array is copied only if it is read-only, because torch needs writable memory.
     """
     filled = [part for part in parts if len(part)] or parts[:1]
     joined = filled[0] if len(filled) == 1 else np.concatenate(filled)

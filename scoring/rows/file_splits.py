@@ -18,8 +18,9 @@ from conf.types import Split
 from storage.dataset import Dataset, split_partitions
 from storage.paths import LakePaths
 
-# Maximum excess of rows of the last slot over the mean for tasks of complete row groups. Scoring a row on a
-# CPU takes longer than decoding it, so a larger imbalance costs more than decoding row groups twice.
+# Tasks get complete row groups if no slot then has more rows than the mean plus this share of the mean.
+# Scoring a row on a CPU takes longer than decoding it, so a larger imbalance costs more than decoding row
+# groups twice.
 _MORE_ROWS = 1 / 8
 
 

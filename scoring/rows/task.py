@@ -49,8 +49,8 @@ def write_scores(
         predictor: the loaded model.
         pieces: the rows to score. A piece is a range of rows of one row group.
         folder: the folder of a partition of the table `scores`.
-        cores: number of CPU cores of the task. For a GPU, half of them read, at most 8, and a quarter write,
-            at most 4.
+        cores: number of CPU cores of the task. With a GPU, half of the cores read (at most 8), and a quarter
+            write (at most 4).
         file_rows: maximum number of rows of a file of a task on a GPU.
 
     Raises:
@@ -128,18 +128,18 @@ def write_file(scores: pa.Table, folder: str) -> str:
 #     threads    read and decode row groups, and copy their columns to pinned memory
 #     a stream   copies the columns to the GPU, transposes them and checks their ids
 #     a stream   runs the model, and copies the probabilities to pinned memory
-#     threads    write files (task.py)
+#     threads    write files
 #
-# Only one process uses the GPU. The thread that calls this module only starts work on the GPU, and waits
-# for a block after it has started the next two. A block is one row group, or several small ones. If an id
-# or a probability is wrong, the block is read and scored again by `score_pieces`, which raises the error.
+# Only one process uses the GPU. The thread that takes the results only starts work on the GPU, and waits for
+# a block after it has started the next two. A block is one row group, or several small ones. If an id or a
+# probability is wrong, the block is read and scored again by `score_pieces`, which raises the error.
 #
 # Notation: a block has R rows and C = D + W columns: D dense features, and W columns of ids.
 
 Block = tuple[RowGroupRange, ...]
 
 # Size of the columns of a block of several row groups. Scoring a block must take longer than a millisecond,
-# which the host needs to start the work.
+# the time that the host needs to start the work.
 _BLOCK_BYTES = 64 * 2**20
 # Number of blocks in work on the GPU while the host reads the probabilities of an earlier block.
 _AHEAD = 2
@@ -151,8 +151,8 @@ def scored_blocks(
     """Yields the scores of each block as a table with the columns SCORES, in the order of the rows.
 
     Memory contains the columns of up to 2 · `readers` + 3 blocks, 4 bytes for each number. The device's
-    memory contains the columns and the inputs of up to 3 blocks. A model's activations depend on its
-    micro-batch.
+    memory contains the columns and the inputs of up to 3 blocks. The size of a model's activations depends on
+    its micro-batch.
 
     Args:
         predictor: the loaded model.

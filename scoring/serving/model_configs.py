@@ -177,7 +177,7 @@ def _step(model: str, version: int, inputs: Mapping[str, str], outputs: Mapping[
 
 
 def _unused(name: str, names: Iterable[str]) -> str:
-    """Returns a name for a tensor of the ensemble that differs from all raw columns."""
+    """Returns a name for a tensor of the ensemble. No raw column has this name."""
     taken = set(names)
     while name in taken:
         name = f"_{name}"

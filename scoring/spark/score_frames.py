@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 #
 # Importing torch takes seconds, so the daemon imports it once for all workers.
 
-# All scoring uses this one constant, so that Spark forks all scoring workers from one process.
+# All scoring tasks use this one list, so that Spark forks all scoring workers from one process.
 SCORING_IMPORTS = (
     "scoring.candidates.item_vectors",
     "scoring.candidates.retrieval",
@@ -54,8 +54,8 @@ SCORING_IMPORTS = (
 def task_slot() -> tuple[int | None, int]:
     """Returns the index of the GPU and the number of CPU threads that Spark assigned to the running task.
 
-    The index is None if the task has no GPU. Outside of Spark, several threads of the process of a job score
-    at the same time (score_frames.py), and each of them uses one CPU thread.
+    The index is None if the task has no GPU. Outside of Spark, several threads of the job's process score at
+    the same time, and each of them uses one CPU thread.
     """
     return slot_of_task() or (None, 1)
 

@@ -132,7 +132,7 @@ class StoreHandler(fs.FileSystemHandler):
 
 
 class Upload(Protocol):
-    """What a store's client needs for a new file."""
+    """The requests that create one new file of a store."""
 
     def write(self, data: bytes) -> None:
         """Adds bytes to the file, which is not visible yet."""
@@ -141,14 +141,14 @@ class Upload(Protocol):
         """Makes the file visible. It replaces a file that had the same name."""
 
     def abandon(self) -> None:
-        """Forgets the bytes."""
+        """Discards the bytes that were added."""
 
 
 class UploadFile:
-    """A new file of a store as the Python file for pa.PythonFile. The file becomes visible by `close`.
+    """A new file of a store as the Python file for pa.PythonFile. `close` makes the file visible.
 
-    If a write fails, `close` leaves no file. A file that nobody closes never becomes visible: therefore this
-    class does not inherit from io.RawIOBase, whose objects are closed when they are garbage.
+    If a write fails, `close` leaves no file. A file that is not closed never becomes visible. Therefore this
+    class does not inherit from io.RawIOBase: Python closes objects of that class when it frees them.
     """
 
     def __init__(self, upload: Upload) -> None:

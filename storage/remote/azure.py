@@ -71,7 +71,7 @@ def delta_options(authority: str) -> dict[str, str]:
 
 
 class _Azure(RangeHandler):
-    """Uses all accounts. The part of a path before the first slash sets the container and the account."""
+    """The blobs of all accounts. The part of a path before its first slash names container and account."""
 
     scheme = "abfss"
 
@@ -98,7 +98,7 @@ class _Azure(RangeHandler):
         container, name = _parts(folder)
         prefix = f"{name}/" if name else ""
         base = folder.rstrip("/")
-        # `walk_blobs` returns the blobs of one folder, and the prefixes that are its folders.
+        # `walk_blobs` returns the blobs of one folder, and its subfolders as prefixes of names.
         listed = container.list_blobs if recursive else container.walk_blobs
         with _errors_of(folder):
             blobs: Iterable[BlobProperties | BlobPrefix] = listed(prefix, include=["metadata"])
@@ -188,7 +188,7 @@ class _NewBlob:
                 self._blob.upload_blob(bytes(self._buffer), overwrite=True)
 
     def abandon(self) -> None:
-        """Forgets the blocks. Azure deletes them after a week."""
+        """Does not use the blocks that were uploaded. Azure deletes them after a week."""
         self._blocks.clear()
 
     def _stage(self, length: int) -> None:

@@ -204,7 +204,7 @@ def _session(anonymous: bool, _process: int) -> Session:
 
 
 def _require_success(path: str, answer: Response) -> None:
-    """Raises ConfigError or OSError unless a request succeeded."""
+    """Raises ConfigError or OSError if a request failed."""
     if answer.status_code in _REFUSED:
         raise ConfigError(
             f"gs://{path} cannot be written with these credentials: {answer.status_code} {answer.reason}",

@@ -4,7 +4,7 @@ A path is `host:port/folder`, `service/folder` with a name service of hdfs-site.
 `fs.defaultFS` of core-site.xml. These two files are read from $HADOOP_CONF_DIR or $HADOOP_HOME/etc/hadoop.
 
 A new file gets a hidden name in its folder, and is renamed when it is complete. The name node renames a file
-in one atomic step, and replaces the file that had the name only if the request says so.
+in one atomic step. It replaces an existing file of this name only if the request allows it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def hdfs() -> fs.FileSystem:
 
 
 class _Hdfs(RangeHandler):
-    """Uses all name nodes. The part of a path before the first slash sets the name node."""
+    """The files of all name nodes. The part of a path before its first slash names the name node."""
 
     scheme = "hdfs"
 
@@ -75,7 +75,7 @@ class _Hdfs(RangeHandler):
         return output_stream(_NewFile(path))
 
     def create_file(self, path: str, data: bytes) -> None:
-        """Writes a file unless it exists."""
+        """Writes a file that does not exist yet."""
         file = _NewFile(path)
         try:
             file.write(data)
@@ -98,7 +98,7 @@ class _Hdfs(RangeHandler):
         self._delete(path, recursive=True)
 
     def delete_empty_folder(self, path: str) -> None:
-        """Deletes a folder unless it contains something. The name node does this in one step."""
+        """Deletes a folder if it is empty. The name node checks and deletes in one step."""
         try:
             self._delete(path, recursive=False)
         except FileNotFoundError:
@@ -153,7 +153,7 @@ class _NewFile:
 
 
 def _parts(path: str) -> tuple[str, str]:
-    """Returns the name node or name service of a path, and the path on it."""
+    """Divides a path into the name node (or name service) and the path on this name node."""
     authority, _, inner = path.partition("/")
     return authority, f"/{inner}"
 
@@ -161,7 +161,7 @@ def _parts(path: str) -> tuple[str, str]:
 def _client_of(authority: str) -> Client:
     """Returns this process's client of a name node or name service.
 
-    A client's threads do not survive a fork.
+    A forked process gets another client, because a client's threads do not survive a fork.
     """
     return _connected(authority, os.environ.get("HADOOP_CONF_DIR"), os.getpid())
 

@@ -76,6 +76,7 @@ def test_a_folder_without_a_log_is_named(tmp_path: Path, capsys: pytest.CaptureF
     assert "has no log of ['movielens', 'beauty']" in capsys.readouterr().err
 
 
+@pytest.mark.large
 @pytest.mark.processes
 def test_the_champions_lists_are_those_that_the_run_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

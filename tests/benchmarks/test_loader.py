@@ -81,6 +81,7 @@ def test_an_epoch_that_lost_or_changed_rows_is_noticed(feature_table: FeatureTab
         check(iter([(torch.ones(len(ids)), [torch.tensor(ids)])]), feature_table)
 
 
+@pytest.mark.large
 def test_the_benchmark_ends_in_one_json_line(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/loader.py"), "--rows", str(ROWS), "--rounds", "1"]
     command += ["--epochs", "1", "--batch", "64", "--buffer", "512", "--only", "memmap_row_shuffle", "memcpy"]
@@ -105,6 +106,7 @@ def test_the_verdict_says_who_wins(ratio: float, words: list[str]) -> None:
     assert all(word in message for word in words)
 
 
+@pytest.mark.large
 def test_the_interference_of_each_loader_is_measured(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/loader_interference.py")]
     command += ["--rows", "2000", "--seconds", "0.2", "--batch", "64"]

@@ -92,6 +92,7 @@ def test_modes_send_nothing_or_wait_at_once_or_later() -> None:
     assert list(collectives.waited) == ["ids"]
 
 
+@pytest.mark.large
 def test_a_small_run_on_real_ranks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

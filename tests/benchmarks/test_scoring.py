@@ -99,6 +99,7 @@ def test_half_the_columns_of_ids_are_the_users(spec: FeatureSpec) -> None:
     assert {feature.scope for feature in spec.dense} == {"user"}
 
 
+@pytest.mark.large
 def test_every_contender_gives_the_models_scores(
     spark: SparkSession, spec: FeatureSpec, folder: Path, items: str, data: Data, expected: pd.DataFrame
 ) -> None:
@@ -224,6 +225,7 @@ def test_growth_compares_each_size_with_the_one_before() -> None:
     assert ratios["peak_pss c/b"] == pytest.approx(1.5)
 
 
+@pytest.mark.large
 def test_the_benchmark_ends_in_one_json_line(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/scoring.py"), "--quick", "--users", "4"]
     command += ["--candidates", "20", "--items", "30", "--most-rows", "40", "--only", "rows", "null"]

@@ -26,7 +26,7 @@ from conf.plugins import PluginNames
 from conf.types import Config, ModelConfig
 from etl.ops import FRAME_OPERATORS, OPERATORS, frame_operator_from_config, operator_from_config
 from jobs.checks import check_config, check_training
-from jobs.reference.configuration import documented_config
+from jobs.reference import documented_config
 from training.settings.check_settings import model_sections, models_adapter
 
 ROOT = Path(__file__).parents[2]

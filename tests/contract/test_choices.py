@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.plugins import SINK
 from conf.types import Measure, Strict
 from etl.ops import FRAME_OPERATORS, OPERATORS
-from jobs.reference.configuration import documented_config
+from jobs.reference import documented_config
 from tests.contract.choices import (
     BASE,
     EXAMPLES,

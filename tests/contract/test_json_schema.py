@@ -12,8 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from conf.raw_types import Strict
-from jobs.reference import generated_files
-from jobs.reference.configuration import config_schema, model_schema
+from jobs.reference import config_schema, generated_files, model_schema
 from tests.contract.test_config import SMALL
 
 ROOT = Path(__file__).parents[2]

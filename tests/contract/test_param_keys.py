@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from airflow_dags.overrides import DEFAULT_KEYS, is_allowed, refusal
-from jobs.reference.configuration import documented_config
+from jobs.reference import documented_config
 
 # Texts without a fixed set of values, which name columns, attributes, architectures or values. Each was
 # reviewed. Review a new one, and put it here if it cannot name a file, a host or code.

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from conf.errors import ConfigError
 from conf.plugins import LOSS
 from conf.types import ModelConfig, Train
-from jobs.reference.configuration import config_schema, configuration_page
+from jobs.reference import config_schema, configuration_page
 from tests.contract.test_config import SMALL
 from tests.extensions.conftest import AddToCheckout
 from tests.extensions.packages import SHOP, write_package

@@ -13,7 +13,7 @@ from conf.errors import ConfigError
 from conf.plugins import MODEL
 from conf.types import Config, ModelConfig, Split, Strict
 from jobs.checks import check_config
-from jobs.reference.configuration import config_schema, models_page
+from jobs.reference import config_schema, models_page
 from scoring.candidates.sources.retrieval import Settings as Retrieval
 from storage.dataset import Dataset
 from storage.paths import LakePaths

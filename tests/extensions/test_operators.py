@@ -27,7 +27,7 @@ from etl.raw.files import RawFiles, require_raw
 from etl.workflow.chains import FittedChain
 from etl.workflow.feature_plan import plan_of, preparation
 from etl.workflow.fitted_workflow import load_local
-from jobs.reference.configuration import config_schema
+from jobs.reference import config_schema
 from storage.paths import LakePaths
 from tests.conftest import ROOT
 from tests.contract.test_config import SMALL

@@ -22,7 +22,7 @@ from etl.operators.join_external import JoinExternal
 from etl.prepare.attributes import read_attribute_table
 from etl.raw.files import find_raw
 from etl.readers.base import open_table
-from jobs.reference.configuration import config_schema, configuration_page
+from jobs.reference import config_schema, configuration_page
 from storage.paths import LakePaths
 from tests.conftest import ROOT
 from tests.contract.test_config import SMALL

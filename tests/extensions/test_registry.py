@@ -18,8 +18,7 @@ PLUGINS = [plugin for kind in WITH_SETTINGS for plugin in kind.plugins()]
 NO_HEAVY_IMPORTS = """
 import sys
 from conf.plugins import KINDS
-from jobs.reference.configuration import config_schema, model_schema
-from jobs.reference.configuration import configuration_page, models_page
+from jobs.reference import config_schema, configuration_page, model_schema, models_page
 for kind in KINDS.values():
     for plugin in kind.plugins():
         plugin.load_settings()

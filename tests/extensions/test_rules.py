@@ -16,7 +16,7 @@ from conf.errors import ConfigError, DataError
 from conf.load import types_of
 from conf.plugins import RULE as RULES
 from conf.types import Config, ListRules
-from jobs.reference.configuration import config_schema, configuration_page
+from jobs.reference import config_schema, configuration_page
 from scoring.ranking.recommender import ListRanker
 from scoring.rules.attributes import rule_digests
 from scoring.rules.request import read_rule_settings, rules_request

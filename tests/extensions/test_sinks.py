@@ -10,7 +10,7 @@ import pytest
 from conf.errors import ConfigError
 from conf.plugins import SINK
 from conf.types import Deliver
-from jobs.reference.configuration import config_schema, configuration_page
+from jobs.reference import config_schema, configuration_page
 from scoring.delivery.sinks import read_settings
 from tests.conftest import ROOT
 from tests.contract.test_config import SMALL

@@ -41,7 +41,7 @@ from tests.processes import ROOT
 from tests.training.feature_rows import Rows
 from tests.training.feature_tables import make_config, publish_all
 from training.checkpoints import load_model
-from training.launch.in_process import train_in_driver
+from training.launch.ranks import train_in_driver
 from training.loop import run, training_plan
 from training.loop.training_plan import TrainPlan, make_plan
 

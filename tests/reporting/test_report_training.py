@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reporting.html.sections.training import _architecture, _kept
+from reporting.html.sections.model_sections import _architecture, _kept
 
 MODEL = {
     "architecture": "wide_and_deep",

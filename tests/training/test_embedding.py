@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from training.embeddings.rows import SummedRowGradient, group, sum_by_sorting, sum_rows
 from training.embeddings.table import StackedEmbedding
-from training.optimizers.row_optimizers import RowWiseAdagrad
+from training.optimizers.updates import RowWiseAdagrad
 
 
 def test_columns_do_not_share_rows() -> None:

@@ -24,9 +24,9 @@ from tests.training.feature_rows import make_spec
 from training.embeddings.scoring_tables import to_int8
 from training.export import write_export as compare_programs
 from training.export import write_export as module
-from training.export.smaller_programs import Format
 from training.export.write_export import (
     ExportedModel,
+    Format,
     instruction_set,
     load_compiled,
     write_compiled,
@@ -42,7 +42,7 @@ CHOSEN = [
     "mult_vae",
 ]  # fmt: skip
 # Those that are written with all formats; torch needs seconds to trace a program.
-WITH_FORMATS = ["bert4rec"]
+WITH_FORMATS = ["two_tower", "bert4rec"]
 
 
 def randomised(config: ModelConfig, spec: FeatureSpec) -> nn.Module:
@@ -53,6 +53,11 @@ def randomised(config: ModelConfig, spec: FeatureSpec) -> nn.Module:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     return model
+
+
+def spec_of(name: str) -> FeatureSpec:
+    """Features that fit the variant. If it has vectors, C0 belongs to the user, and C1 is the item."""
+    return small_spec("bert4rec" if name == "two_tower" else name)
 
 
 def exported(config: ModelConfig, spec: FeatureSpec) -> ExportedModel:
@@ -68,7 +73,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         if name not in folders:
             target = tmp_path_factory.mktemp(name) / "out"
             formats: list[Format] = ["int8", "fp16"] if name in WITH_FORMATS else []
-            description = write_export(exported(variant(name), small_spec(name)), str(target), formats)
+            description = write_export(exported(variant(name), spec_of(name)), str(target), formats)
             assert json.loads((target / "export.json").read_text()) == description
             folders[name] = target
         return folders[name]
@@ -84,7 +89,7 @@ def test_every_architecture_is_chosen() -> None:
 @pytest.mark.parametrize("name", CHOSEN)
 def test_programs_equal_the_model(name: str, folder_of: Callable[[str], Path]) -> None:
     """write_export compares 1, 7 and 300 rows; here two other numbers, with rows that the test draws."""
-    model, folder = exported(variant(name), small_spec(name)), folder_of(name)
+    model, folder = exported(variant(name), spec_of(name)), folder_of(name)
     description = json.loads((folder / "export.json").read_text())
     vectors = {"two_tower", "sasrec_dropout", "hstu_dropout", "bert4rec", "mult_vae"}
     assert set(description["programs"]) == ({"ranker", "user", "item"} if name in vectors else {"ranker"})
@@ -113,13 +118,16 @@ def test_programs_equal_the_model(name: str, folder_of: Callable[[str], Path]) -
         np.testing.assert_allclose(program(*tensors).detach().numpy(), expected, atol=1e-5)
 
 
-def test_products_of_vectors_order_items_as_the_model_does(folder_of: Callable[[str], Path]) -> None:
-    model = exported(variant("bert4rec"), small_spec("bert4rec"))
+@pytest.mark.parametrize("name", WITH_FORMATS)
+def test_products_of_vectors_order_items_as_the_model_does(
+    name: str, folder_of: Callable[[str], Path]
+) -> None:
+    model = exported(variant(name), spec_of(name))
     sessions = {
-        name: onnxruntime.InferenceSession(
-            folder_of("bert4rec") / f"{name}.onnx", providers=["CPUExecutionProvider"]
+        form: onnxruntime.InferenceSession(
+            folder_of(name) / f"{form}.onnx", providers=["CPUExecutionProvider"]
         )
-        for name in ("ranker", "user", "item")
+        for form in ("ranker", "user", "item")
     }
     one = dict(
         zip(
@@ -174,7 +182,7 @@ def test_int8_rows_keep_their_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", WITH_FORMATS)
 def test_vectors_with_fewer_bits_are_close_to_the_model(name: str, folder_of: Callable[[str], Path]) -> None:
-    assert_fewer_bits(exported(variant(name), small_spec(name)), folder_of(name), ("ranker", "user", "item"))
+    assert_fewer_bits(exported(variant(name), spec_of(name)), folder_of(name), ("ranker", "user", "item"))
 
 
 def test_programs_with_fewer_bits_are_smaller(tmp_path: Path) -> None:

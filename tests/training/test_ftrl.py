@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from training.embeddings.rows import SummedRowGradient
 from training.embeddings.table import StackedEmbedding
-from training.optimizers.dense_optimizers import FtrlDense, FtrlRows, FtrlSettings
+from training.optimizers.updates import FtrlDense, FtrlRows, FtrlSettings
 
 SETTINGS = [
     FtrlSettings(),

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from training.models import interaction
 from training.models.interaction import PairDots, interact
-from training.native import interaction as native
 from training.native.library import AVX2, AVX512, BEST, EVERYWHERE
 
 CASES = [(5, 4, 3), (1, 2, 8), (3, 1, 4), (0, 3, 2), (67, 26, 16)]
@@ -94,10 +93,13 @@ def test_the_compiled_interaction_of_any_shape(
     generator = torch.Generator().manual_seed(rows + 100 * count + 10_000 * dim)
     bottom = torch.randn(rows, dim if with_bottom else 0, generator=generator)
     embedded = torch.randn(rows, count, dim, generator=generator)
-    with patch.multiple(native, _PRODUCTS_OF_A_THREAD=1), patch("torch.get_num_threads", lambda: threads):
-        result = native.compiled_interaction(bottom, embedded, instructions)
+    with (
+        patch.multiple(interaction, _PRODUCTS_OF_A_THREAD=1),
+        patch("torch.get_num_threads", lambda: threads),
+    ):
+        result = interaction.compiled_interaction(bottom, embedded, instructions)
         gradient = torch.randn(result.shape, generator=generator)
-        gradients = native.compiled_interaction_backward(bottom, embedded, gradient, instructions)
+        gradients = interaction.compiled_interaction_backward(bottom, embedded, gradient, instructions)
     first = bottom.double().numpy()
     vectors = np.concatenate([first[:, None]] * with_bottom + [embedded.double().numpy()], axis=1)
     dots = vectors @ vectors.transpose(0, 2, 1)
@@ -131,7 +133,7 @@ def test_other_types_than_float32_are_not_compiled() -> None:
     assert result.dtype == torch.float64
     torch.testing.assert_close(result, _written_out(None, embedded))
     with pytest.raises(TypeError, match="float64"):
-        native.compiled_interaction(embedded[:, 0], embedded)
+        interaction.compiled_interaction(embedded[:, 0], embedded)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.02), (torch.float16, 0.003)])

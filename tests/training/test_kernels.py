@@ -240,7 +240,7 @@ def test_interaction_in_16_bits_keeps_sums_in_32(device: torch.device, dtype: to
 def updated(
     weight: Floats, accumulator: Floats | None, rows: NDArray[np.int64], values: Floats, rate: float
 ) -> None:
-    """In place: the formula of training/optimizers/row_optimizers.py, or SGD, one row at a time."""
+    """In place: the formula of training/optimizers/updates.py, or SGD, one row at a time."""
     for row in sorted(set(rows.tolist()) - {-1}):
         gradient = values[rows == row].sum(axis=0)
         scale = rate

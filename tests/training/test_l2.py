@@ -21,9 +21,7 @@ from training.embeddings.rows import SummedRowGradient
 from training.embeddings.table import StackedEmbedding
 from training.loop.train_step import Trainer
 from training.models import build_model
-from training.optimizers.dense_optimizers import L2
-from training.optimizers.row_optimizers import row_optimizer
-from training.optimizers.updates import Updates
+from training.optimizers.updates import L2, Updates, row_optimizer
 
 ROWS, CARDINALITIES, L2_FACTOR = 16, (5, 7), 0.3
 RATE, ROW_RATE = 0.01, 0.5

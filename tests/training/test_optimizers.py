@@ -7,7 +7,7 @@ import torch
 
 from conf.types import Train
 from training.loop.training_loop import learning_rate_factor
-from training.optimizers.dense_optimizers import Adam
+from training.optimizers.updates import Adam
 
 
 def test_adam_equals_torch() -> None:

@@ -8,14 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from training.models.factorization import DenseLayer, LayersAfterFirst
+from training.models.shared_items import ItemInputs, PairLogits, UserBlock
 from training.native.library import AVX2, AVX512, BEST, EVERYWHERE
-from training.native.pair_logits import (
-    DenseLayer,
-    ItemInputs,
-    LayersAfterFirst,
-    PairLogits,
-    UserBlock,
-)
 
 INSTRUCTIONS = (BEST, EVERYWHERE, AVX2, AVX512)
 Doubles = NDArray[np.float64]

@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from training.data import pool_writer
-from training.data.pool_writer import NumpyTransposer, Transposer, transposer_of
+from training.data.pool_writer import (
+    CompiledTransposer,
+    NumpyTransposer,
+    PoolMemory,
+    RangeRows,
+    ShardRows,
+    Transposer,
+    transposer_of,
+)
 from training.data.sharding import BLOCK_ROWS
-from training.native import library, transposer
-from training.native.transposer import CompiledTransposer, PoolMemory, RangeRows, ShardRows
+from training.native import library
 
 
 def compiled(columns: list[NDArray[Any]]) -> CompiledTransposer:
@@ -83,7 +90,7 @@ def test_numbers_of_other_sizes_are_refused() -> None:
         compiled([np.zeros(3, np.int64)])
 
 
-@pytest.mark.parametrize("of", [transposer.target_rows, pool_writer.numpy_target_rows])
+@pytest.mark.parametrize("of", [pool_writer.compiled_target_rows, pool_writer.numpy_target_rows])
 @given(shard_rows=st.integers(1, 9), shards=st.integers(1, 4), rows=st.integers(0, 60), ordered=st.booleans())
 @settings(deadline=None)
 def test_a_window_fills_a_shards_places_batch_by_batch(

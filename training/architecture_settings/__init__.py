@@ -14,6 +14,6 @@ The file `<name>.py` has the settings of `training/architectures/<name>.py`. It 
                                                             over item vectors can train it
 
 An architecture may also define these names in its own module in training/architectures, without a file in
-this folder. Then the check of the settings imports torch. An architecture of another package also imports
-torch.
+this folder. Then the check of the settings imports torch. The check also imports torch if the architecture is
+in another package.
 """

@@ -37,5 +37,5 @@ class Settings(HistorySettings):
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError unless the item and the history are features."""
+    """Raises ConfigError if the item or the history is not a feature."""
     check_history(settings, features)

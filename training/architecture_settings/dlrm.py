@@ -26,7 +26,7 @@ class Settings(Strict):
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError unless the settings fit the features."""
+    """Raises ConfigError if the settings do not fit the features."""
     require_bottom(settings, len(features.dense))
 
 

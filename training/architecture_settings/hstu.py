@@ -29,7 +29,7 @@ class Settings(SequenceSettings):
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError unless item, history and ages are features, and no feature has scope `pair`."""
+    """Raises ConfigError if item, history or ages is not a feature, or a feature has scope `pair`."""
     check_features("hstu", settings, features)
     if settings.ages is not None and settings.ages not in features.lists:
         raise ConfigError(

@@ -13,5 +13,5 @@ class Settings(SequenceSettings):
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError unless the item and the history are features, and no feature has scope `pair`."""
+    """Raises ConfigError if the item or the history is not a feature, or a feature has scope `pair`."""
     check_features("sasrec", settings, features)

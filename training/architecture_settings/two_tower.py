@@ -34,7 +34,7 @@ class Settings(Strict):
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError unless every feature belongs to the user tower or to the item tower."""
+    """Raises ConfigError if a feature belongs to none of the two towers: the user's and the item's."""
     require_sides(len(features.pairs))
 
 

@@ -56,7 +56,7 @@ class Settings(Strict):
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError unless `crosses` names only features with one id per row."""
+    """Raises ConfigError if `crosses` names a feature that does not have one id per row."""
     require_known(settings.crosses, features.ids)
 
 

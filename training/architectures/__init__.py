@@ -1,4 +1,4 @@
-"""Architectures by name: each file is one architecture, and its name is that of the file.
+"""Architectures by name: each file defines one architecture, and the file's name is the architecture's name.
 
 The module of an architecture has a function that builds the model from its settings. The settings are in the
 file of the same name in training/architecture_settings, or in the module itself.
@@ -13,9 +13,9 @@ The module may also be in another package, which names it by an entry point of t
 
 and returns logits (B,) float32. B is the number of rows, D the number of dense features, and W the number of
 id columns; D or W may be 0. The model must compute its last layer with `in_float32`. Create embedding tables
-with `inputs.table`: the gradients of such tables are summed row by row. The gradients of all other parameters
-are summed in one dense buffer. Call each table once per forward pass, and pass `categorical` to the table
-unchanged.
+with `inputs.table`. The gradients of such tables are summed over ranks row by row. The gradients of all other
+parameters are summed over ranks in one dense buffer. Call each table once per forward pass, and pass
+`categorical` to the table unchanged.
 
 If a model is a ClickModel (training/models/click_model.py), it can be compiled and recorded as a CUDA graph.
 If a model has a method `factorize` (training/models/factorization.py), it scores lists of items faster

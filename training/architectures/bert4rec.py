@@ -1,23 +1,24 @@
 """BERT4Rec (F. Sun et al., BERT4Rec: Sequential Recommendation with BERT, CIKM 2019, arXiv:1904.06690).
 
 The user's sequence is the history and, after the most recent item, a mask in place of the next item. Blocks
-of bidirectional self-attention compute a vector for the mask. This vector is compared with the item's vector,
-which is the item's row in the same table as the vectors of the history (section 3.5). The vectors of other
-features extend the paper's model (training/models/sequence_model.py).
+of bidirectional self-attention compute a vector for the mask. A layer transforms this vector. The logit is
+the dot product of the result and the vector of the row's item, plus a bias. The item's vector and the vectors
+of the history are rows of the same table (section 3.5). The vectors of other features extend the paper's
+model (training/models/sequence_model.py).
 
     x_0 = mask + P[0],   x_p = M[s_p] + P[p]                               (section 3.4)
     H = block_n(… block_1(Dropout(x)))                                     (equations 1 to 6)
     logit = ⟨GELU(W_P H_0 + b_P), M[item]⟩ + b_O[item]                     (equation 7)
 
-s_p is the item at place p of the history. The most recent item is at place 1. For an empty history, the
-sequence is the mask alone. The inputs of the first block have dropout, as in BERT: the authors' program uses
-BERT's layers.
+M has a row for each item, and P a row for each place. s_p is the item at place p of the history. The most
+recent item is at place 1. For an empty history, the sequence is the mask alone. The inputs of the first block
+have dropout, as in BERT: the authors' program uses BERT's layers.
 
 Only the last place is masked. The paper masks random places of a user's sequence. It also adds samples with a
 mask only at the last place, because scoring uses such inputs (section 3.6). Here every row of the log is such
 a sample, with the history before the row. We mask no random places, for two reasons. Negatives are drawn only
-for the item of a row, not for the items of its history. And each item of a history is the item of another
-row, whose mask takes its place.
+for the item of a row, not for the items of its history. Also, each item of a history is the item of an
+earlier row, in which the mask takes its place.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """

@@ -114,9 +114,8 @@ class FactorizedDCNv2:
     W x_0 + b of the first cross layer is a sum over the columns of x_0. The terms of user columns are
     computed once per user, and the terms of item columns once per item. Here the columns of x_0 are ordered:
     user columns, item columns, and pair columns, which depend on both. There are pair columns only if users
-    and items both have dense features, because the bottom MLP mixes these.
-
-    A side is the users or the items. For R rows of a side, `side_part` returns these tensors:
+    and items both have dense features, because each output of the bottom MLP then depends on both. A side
+    means either the users or the items. For R rows of a side, `side_part` returns these tensors:
 
     * (R, X_side), the side's columns of x_0
     * (R, X), the terms of these columns in W x_0 + b

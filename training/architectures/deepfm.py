@@ -1,4 +1,4 @@
-"""DeepFM (Guo et al. 2017, arXiv:1703.04247): a factorisation machine and an MLP over the same embeddings.
+"""DeepFM (Guo et al. 2017, arXiv:1703.04247): a factorization machine and an MLP over the same embeddings.
 
     P(click) = σ(y_FM + y_DNN)                                  (equation 1)
     y_FM = ⟨w, x⟩ + Σ_{i<j} r_ij ⟨V_i, V_j⟩ x_i x_j             (equation 2, where all r_ij are 1)
@@ -138,7 +138,8 @@ class DeepFM(ClickModel):
         *first_order_weights, embedded = vectors
         scaled = dense.unsqueeze(2) * self.dense_vectors  # (B, D, E)
         all_vectors = torch.cat([scaled, embedded], dim=1)  # (B, D + C, E)
-        # Autograd sums gradients in the reverse order of these lines, so another order changes the last bits.
+        # Autograd sums gradients in the reverse order of these lines, so another order of lines would change
+        # the last bits of the sums.
         second_order = (self.field_weights or pair_sum)(all_vectors)
         deep = in_float32(self.logit, self.deep(all_vectors.flatten(1))).squeeze(1)
         return self.first_order.forward_dense(dense, first_order_weights) + second_order + deep
@@ -156,11 +157,11 @@ def pair_sum(vectors: Tensor) -> Tensor:
 class FactorizedDeepFM:
     """The factorization of DeepFM.
 
-    A side is the users or the items. Σ_{i<j} r_ij ⟨e_i, e_j⟩ has three terms: the sums over the pairs within
-    the user's side, within the item's side, and between both sides. The term between both sides is one dot
-    product. If all r_ij are 1, its factors are the sums of each side's vectors. With trained weights, let M
-    be the number of vectors of the side that has fewer. One factor consists of these M vectors. The other
-    factor consists of M weighted sums of the other side's vectors.
+    A side means either the users or the items. Σ_{i<j} r_ij ⟨e_i, e_j⟩ has three terms: the sums over the
+    pairs within the user's side, within the item's side, and between both sides. The sum over the pairs
+    between both sides is one dot product. If all r_ij are 1, its factors are the sums of each side's vectors.
+    With trained weights, let M be the number of vectors of the side that has fewer vectors. One factor
+    consists of these M vectors. The other factor consists of M weighted sums of the other side's vectors.
 
     For R rows of a side, `side_part` returns three tensors:
 

@@ -8,13 +8,13 @@ MLP computes the logit from the pooled vector, the vectors of all other features
 
 v is the vector of the row's item, and e_j the vector of an item of the history. The function a, the
 activation unit, is an MLP over [v, e_j, v - e_j, v ⊙ e_j]. The weights do not add up to 1 (section 4.3: the
-softmax is left out), so their sum measures how much of the history fits the item. The vector of an empty
-history is 0. Both MLPs use PReLU. Their default widths are those of figure 2 of the paper.
+softmax is left out), so their sum can express how strong the user's interest in the item is. The vector of an
+empty history is 0. Both MLPs use PReLU. Their default widths are those of figure 2 of the paper.
 
 Differences from the paper, which docs/decisions/sequence-models.md#0052 explains:
 
 * The inputs of `a` are those of the authors' program (github.com/zhougr1993/DeepInterestNetwork). In the
-  paper, they are v, e_j and the outer product of both. The program also applies a softmax to the weights. The
+  paper, the inputs are v, e_j and their outer product. The program also applies a softmax to the weights. The
   paper and this module do not.
 * The activation is PReLU. The paper proposes Dice, and compares it with PReLU (section 5.3).
 * The paper's mini-batch aware regularization (section 5.2) is not implemented; `train.l2` is similar.
@@ -70,8 +70,8 @@ class ActivationUnit(nn.Module):
         Args:
             histories: (U, L, E), the vectors of the items of histories, zeros at padding. A zero vector adds
                 nothing to the sum, so padding needs no mask.
-            items: the vectors of items. (1, I, E) if all users have the same items, and (U, I, E) if each
-                user has other items.
+            items: the vectors of items. (1, I, E) if all users have the same items, and (U, I, E) if the
+                items differ between users.
         """
         users, places, dim = histories.shape
         num_items = items.shape[1]
@@ -81,7 +81,7 @@ class ActivationUnit(nn.Module):
         of_item, of_history, of_difference, of_product = first.weight.split(dim, dim=1)  # (H, E) each
         matrices = of_history - of_difference + of_product * items.unsqueeze(2)  # (1|U, I, H, E)
         columns = matrices.flatten(1, 2).transpose(1, 2)  # (1|U, E, I * H)
-        # An exported model gets other items for each user.
+        # In an exported model, each row has its own item.
         one_matrix = not torch.compiler.is_exporting() and len(columns) == 1
         sums = histories @ (columns[0] if one_matrix else columns)  # (U, L, I * H)
         constants = functional.linear(items, of_item + of_difference, first.bias)  # (1|U, I, H)

@@ -49,8 +49,8 @@ class DLRM(ClickModel):
         self.embedding.init_uniform()
         self.bottom = _mlp([self.num_dense, *settings.bottom_mlp]) if self.num_dense else nn.Identity()
         num_pairs = num_vectors * (num_vectors - 1) // 2
-        # The vector of the dense features is also an input of the top MLP. If there is only one vector, it
-        # has no pairs, so it is an input too.
+        # The vector of the dense features is also an input of the top MLP. A single vector has no pairs, so
+        # the top MLP gets the vector itself.
         self.first_enters = bool(self.num_dense) or num_pairs == 0
         widths = [num_pairs + (settings.embedding_dim if self.first_enters else 0), *settings.top_mlp]
         self.top = _mlp(widths)
@@ -88,8 +88,8 @@ class DLRM(ClickModel):
         """Returns the outputs (B, H) of the top MLP.
 
         Args:
-            interactions: (B, K), the inputs of the top MLP. Kernels add columns of zeros, which do not change
-                its outputs.
+            interactions: (B, K), the inputs of the top MLP. The kernel of the interaction adds columns of
+                zeros at the end, which do not change the outputs.
         """
         zeros = interactions.shape[1] - self._top_width
         if not zeros or not len(self.top):
@@ -117,10 +117,10 @@ class DLRM(ClickModel):
 class FactorizedDLRM:
     """The factorization of DLRM.
 
-    A side is the users or the items. Dot products of two vectors of the same side are computed once per row
-    of that side. Dot products of a user's vector and an item's vector are computed for each pair of user and
-    item. If all dense features are on one side, the bottom MLP's output is a vector of that side. If both
-    sides have dense features, this output and its dot products are computed for each pair.
+    A side means either the users or the items. Dot products of two vectors of the same side are computed once
+    per row of that side. Dot products of a user's vector and an item's vector are computed for each pair of
+    user and item. If all dense features are on one side, the bottom MLP's output is a vector of that side. If
+    both sides have dense features, this output and its dot products are computed for each pair.
 
     For R rows of a side, `side_part` returns these tensors:
 
@@ -189,7 +189,7 @@ class FactorizedDLRM:
 
 
 def _products_with_items(bottom: Tensor, items: Tensor) -> Tensor:
-    """Returns, for each pair of user and item, the dot products of its vector and the item's Q vectors.
+    """Returns the dot products of the vector of each pair of user and item with the item's Q vectors.
 
     The result has the shape (U, I, Q).
 

@@ -2,9 +2,10 @@
 
 The encoded history is the output of HSTU blocks (`PointwiseBlock` in training/models/sequence.py) for the
 most recent item of the user's history. A block has no softmax and no MLP. The weight of an item does not
-depend on the weights of other items. So the sum of the weights grows with the number of similar items, and
-expresses the strength of an interest. The order of the items influences only a bias for the distance between
-two items. If the setting `ages` names the feature with the ages of the clicks, these ages add another bias.
+depend on the weights of other items. So the sum of the weights grows with the number of related items in the
+history, and can express how strong an interest is. The order of the items influences only a bias for the
+distance between two items. If the setting `ages` names the feature with the ages of the clicks, these ages
+add another bias.
 
     x_p = √E · M[s_p],   F = LN(block_n(… block_1(Dropout(x))))
     logit = ⟨F_0, M[item]⟩ + b
@@ -66,14 +67,15 @@ class HSTU(SequenceModel):
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor, ages: Tensor | None) -> Tensor:
         """Returns F_0, (S, E) float32. An item that successive histories share is encoded only once.
 
-        Dropout sets elements of √E · M[s_p] to 0, the same ones in all histories of a timeline.
+        Dropout sets elements of √E · M[s_p] to 0. All histories of a timeline (`Timelines`) have zeros in the
+        same elements.
         """
         timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
         dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape
         vectors = self.embedding.feature_vectors(timelines.items, self.layout.item) * math.sqrt(dim)
         vectors = self.dropout(vectors, timelines.first_rows)
         items = vectors.new_zeros(tiles * width, dim).index_copy(0, timelines.places, vectors)
-        newest = functional.embedding(timelines.newest, items)  # its gradient is faster than that of an index
+        newest = functional.embedding(timelines.newest, items)  # its gradient is faster than an index's
         (block,) = self.blocks
         assert isinstance(block, PointwiseBlock)
         values = block.forward_timelines(newest, items.view(tiles, width, dim), timelines, first_rows, ages)

@@ -21,7 +21,7 @@ Differences from the paper:
   user are prefixes of the user's sequence, and no example contains a later click. Active users have more
   weight than in the paper, because they have more and longer examples.
 * The row's item is never part of x. Otherwise the input would contain the item to be predicted. When lists
-  are made, the input never contains it. x has the same dropout as in the paper.
+  are made, the input contains only past clicks. x has the same dropout as in the paper.
 * A history has a maximum length (`multi_hot.lengths`), because the rows of a batch have a fixed width.
 * With `train.loss: full_softmax`, the softmax is over the items of the row's day. Items of the history that
   are not items of this day, or that have a reserved id, are left out of y. `history_weight` is the weight of

@@ -5,12 +5,12 @@
     a_0 = [e_1, …, e_m];  a_l = ReLU(W_l a_(l-1) + b_l);  φ_MLP = a_L
 
 In the paper, the inputs are the ids of a user and of an item. Then p and q are the vectors of these ids, and
-a_0 contains the two vectors. Section 3.1 also allows other features. Here every feature has a vector. For a
-feature with one id, it is the id's vector. For a list of ids, it is the sum or the mean of their vectors. For
-a dense feature, it is the value times a learned vector. p and q are the sums of the vectors of each side. So
-p and q are Pᵀ v_u and Qᵀ v_i of equation 3 for inputs of several features. Context features belong to the
-item's side. Features that depend on the pair of user and item are inputs of the MLP only. If a side has no
-features, φ_GMF is 0.
+a_0 contains the two vectors. Section 3.1 also allows other features. Here every feature has a vector. The
+vector of a feature with one id is the id's vector. The vector of a list of ids is the sum or the mean of the
+ids' vectors. The vector of a dense feature is the feature's value times a learned vector. p and q are the
+sums of the vectors of each side. So p and q are Pᵀ v_u and Qᵀ v_i of equation 3 for inputs of several
+features. Context features belong to the item's side. Features that depend on the pair of user and item are
+inputs of the MLP only. If a side has no features, φ_GMF is 0.
 
 GMF and MLP have separate vectors, as in section 3.4. Both vectors are in one row of a table: GMF uses the
 first `gmf_dim` numbers, and the MLP uses the other `mlp_dim` numbers. So one lookup returns both. The bias b

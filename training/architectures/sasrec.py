@@ -1,7 +1,7 @@
 """SASRec (W.-C. Kang, J. McAuley, Self-Attentive Sequential Recommendation, ICDM 2018).
 
 The encoded history is the output of self-attention blocks for the most recent item of the user's history. The
-item's vector is its row in the table from which the history's vectors come (section III-C, shared item
+item's vector and the vectors of the history are rows of the same table (section III-C, shared item
 embedding). Two terms extend the paper's model: a bias, and the vectors of other features
 (training/models/sequence_model.py).
 
@@ -14,10 +14,11 @@ learned vector.
 The paper trains all places of a user's sequence at once. Here each row of the log is one example with its own
 history. Both methods give the same examples. If a batch contains the rows of a user together
 (`train.shuffle=users`), successive histories share items. Then a model with one block computes keys and
-values once for all rows that share an item (`Timelines` in training/models/sequence.py). An item has another
-place in each row, because places are counted from the most recent item. But keys and values are linear in the
-vectors of places. A second block makes this impossible: its inputs are the outputs of the first block, and
-these depend on the places.
+values once for all rows that share an item (`Timelines` in training/models/sequence.py). The same item has
+different places in different rows, because places are counted from the most recent item. But keys and values
+are linear functions of the sum of an item's vector and a place's vector, so both terms can be computed
+separately. A second block cannot share anything: its inputs are the outputs of the first block, which depend
+on the places.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """
@@ -63,8 +64,8 @@ class SASRec(SequenceModel):
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor) -> Tensor:
         """Returns F_0, (S, E) float32. Items that successive histories share are encoded once.
 
-        Dropout sets elements of √E · M[s_p] to 0, the same ones in all histories of a timeline. It does not
-        change P[p].
+        Dropout sets elements of √E · M[s_p] to 0. All histories of a timeline (`Timelines`) have zeros in the
+        same elements. Dropout does not change P[p].
         """
         timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
         dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape

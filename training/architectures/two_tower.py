@@ -10,8 +10,8 @@ negatives. With `train.loss: bce` and without `train.negatives`, the negative ex
 shown but not clicked.
 
 b is the same for all pairs, so the dot product and the probability order items equally. A single matrix
-product finds the best items for many users. Features of the context belong to the user's tower, because they
-are the same for all items.
+product computes the scores of all items for many users. Features of the context belong to the user's tower,
+because they are the same for all items.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, O output_dim.
 """
@@ -117,7 +117,7 @@ def _positions(scopes: Sequence[str], wanted: Sequence[str]) -> list[int]:
 
 
 def _layer(width_in: int, width_out: int) -> nn.Linear:
-    """Returns a layer as `layers.linear` does. In a tower without features, it has only biases."""
+    """Returns a layer as `layers.linear` does. The layer of a tower without features has only biases."""
     if width_in:
         return linear(width_in, width_out)
     with warnings.catch_warnings(action="ignore"):  # torch warns that there is no weight to initialise

@@ -108,8 +108,9 @@ class WidePart(LinearPart):
 class FactorizedWidePart(FactorizedLinear):
     """The factorization of the wide part.
 
-    A side is the users or the items. The weights of crosses within a side are looked up once per row of that
-    side. The weights of the P' crosses between the sides are looked up for each pair of user and item.
+    A side means either the users or the items. The weights of crosses within a side are looked up once per
+    row of that side. The weights of the P' crosses between the sides are looked up for each pair of user and
+    item.
 
     For R rows of a side, `side_part` returns two tensors. The first, (R,), is the sum of the side's weights.
     The second, (R, P') int64, has the terms of the side's ids in the keys of the P' crosses.

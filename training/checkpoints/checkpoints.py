@@ -225,8 +225,8 @@ class Checkpoints:
         """Loads the checkpoint of a step into a trainer.
 
         Returns False if the checkpoint is missing or damaged. Then the method logs a warning, and does not
-        change the trainer. All ranks must call this method, and get the same result. No checkpoint may be in
-        progress (`wait`).
+        change the trainer. All ranks must call this method, and get the same result. Call `wait` first,
+        because no checkpoint may be in progress.
 
         Raises:
             DataError: the checkpoint belongs to another training. Raised on all ranks.
@@ -255,8 +255,8 @@ class Checkpoints:
             if step is None:
                 break
             text = self._folder.index_text(step)
-            # If the index is None, another attempt has just deleted it. So a newer checkpoint or the model
-            # exists.
+            # If there is no text, another attempt has just deleted the index. So a newer checkpoint or the
+            # model exists.
             newest = None if text is None else (step, text)
         of_rank_0 = gather_json(self._collectives, newest)[0]
         return None if of_rank_0 is None else (int(of_rank_0[0]), str(of_rank_0[1]))
@@ -644,7 +644,7 @@ class CheckpointFolder:
             of_other_attempt = _CHECKPOINT_FILE.match(name) and f".{attempt}." not in name
             if name in listed or not of_other_attempt or _is_old(info):
                 self._delete(name)
-        file_io.delete_empty_folder(self.path)  # it may still contain files of another attempt
+        file_io.delete_empty_folder(self.path)  # a folder with files of another attempt stays
 
     def _listed_files(self) -> set[str]:
         return {name for step in self.steps() for name in self._file_names(step, self.index_text(step))}

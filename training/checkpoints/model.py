@@ -240,8 +240,8 @@ def save_trained(
     Every rank must call this function, because each rank writes its own table rows.
 
     Returns:
-        The model.json of the folder, on all ranks. If another attempt has already published this version,
-        this is the model.json of that attempt.
+        The model.json of the folder, on all ranks. If another attempt has already published this version, the
+        result is the model.json of that attempt.
 
     Raises:
         InfrastructureError: a rank could not write its files. No model is published.

@@ -192,10 +192,10 @@ class StoredState:
                 )
 
 
-# Reads single rows of a table from the files of a model, by range reads.
+# Reads single rows of a table from the files of a model, by requests for byte ranges.
 
-# If fewer bytes than this lie between two rows, one request reads both. Reading the bytes between them takes
-# less time than another request.
+# If fewer bytes than this lie between two rows, one request reads both rows and these bytes. Reading these
+# bytes takes less time than another request.
 _LOCAL_GAP, _REMOTE_GAP = 4 << 10, 256 << 10
 _MOST_BYTES = 16 << 20  # largest size of one read
 _REQUESTS = 16  # largest number of requests to an object store at the same time

@@ -141,7 +141,7 @@ class CatalogueItems:
 
 @dataclass(frozen=True)
 class BatchItems:
-    """The items of this rank's positive rows. I is P: row p has item p.
+    """The items of this rank's positive rows. I equals P: item p is the item of row p.
 
     Attributes:
         dense: (P, D) float32, the features of the items on the day of the row.
@@ -162,7 +162,7 @@ class DrawnItems:
 
     Attributes:
         dense: (I, D) float32, the features of the items. An item of a row has the features of this row; a
-            drawn item has its features on the day of the row.
+            drawn item has its features on the day of the row for which it was drawn.
         categorical: (I, W) int32.
         index: (P, G) int64, for each positive row, the position of its item and of its G - 1 negatives.
     """
@@ -179,8 +179,8 @@ ComparedItems = CatalogueItems | BatchItems | DrawnItems
 class Vectors:
     """The vectors that a loss over item vectors compares.
 
-    The logit of a user and an item is the dot product of their vectors. A model's constant bias is the same
-    for all items, so it cancels.
+    The logit of a user and an item is the dot product of their vectors. A constant bias of the model is the
+    same for all items, so it does not change the loss.
 
     Attributes:
         users: (P, E) float32, the vectors of the users of this rank's positive rows.
@@ -228,8 +228,8 @@ class Batch:
         weights: (L,) float32, 0 for padding. Other rows have the weight 1, or their weight in the feature
             table (FeatureSpec.weight).
         global_weight: number of rows in the global batch, without padding; equal on all ranks. With drawn
-            negatives or `items`, it is the expected number of positive rows, or, if rows have weights, the
-            expected sum of the weights of these rows. In other batches whose rows have weights, `Trainer`
+            negatives or `items`, only positive rows count: it is their expected number, or the expected sum
+            of their weights if rows have weights. In other batches whose rows have weights, `Trainer`
             replaces the number by the sum of the weights, a scalar tensor.
         ready: a stream must wait for this CUDA event before it reads the tensors. If it is None, the tensors
             can be read at once.
@@ -242,8 +242,8 @@ class Batch:
             loss that compares logits. If there are items, all rows are positive.
         shard_rows: number of rows of each shard of this rank; None if all shards have the same number of
             rows.
-        weighted: whether rows have weights of the feature table, and `global_weight` is still the number of
-            rows.
+        weighted: whether rows have weights from the feature table, while `global_weight` is still the number
+            of rows.
         drawn_weight: the expected sum of the weights of drawn negatives in the global batch; None if it is
             `global_weight` times G - 1.
     """

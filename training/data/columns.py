@@ -189,7 +189,7 @@ def _read_with_arrow(group: RowGroup, names: list[str]) -> dict[str, NDArray[Any
 
 
 def _values(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Returns the values of a column, without a copy if it is one array without nulls."""
+    """Returns the values of a column, without a copy if the column is one array without nulls."""
     if column.num_chunks == 1:
         return np.asarray(column.chunk(0).to_numpy(zero_copy_only=False))
     return np.asarray(column.to_numpy())

@@ -32,8 +32,8 @@ class GroupColumns:
     """The columns of a row group in one matrix.
 
     Attributes:
-        columns: (C, G) int32, with the bits of the label and of the dense features. It is pinned if it will
-            be copied to a GPU.
+        columns: (C, G) int32, with the bits of the label and of the dense features. The matrix is pinned if
+            it will be copied to a GPU.
     """
 
     columns: Tensor

@@ -1,7 +1,7 @@
 """The catalogue from which negatives are drawn: the items of the train rows, with their features by day.
 
 Each rank reads the item columns of its share of the row groups once, before the first step. Then all ranks
-exchange the rows that they have read, so every rank has the complete catalogue. The catalogue takes 8 bytes
+exchange the rows that they have read, so every rank has the complete catalogue. The catalogue takes 16 bytes
 of memory for each pair of a user and a chosen item. The catalogue also has the features of each item for each
 day on which the item has a row.
 """
@@ -65,7 +65,7 @@ class ItemCatalogue:
     def expected(self, batch: Batch) -> tuple[float | Tensor, float | None]:
         """Returns the expected weight of the positive rows in a global batch, and their expected number.
 
-        If rows have no weights, the expected number equals the expected weight, and None is returned for it.
+        If rows have no weights, both are equal, and the second result is None.
 
         Args:
             batch: a batch of the loader; its `global_weight` is the number of rows.
@@ -226,7 +226,7 @@ def _empty(spec: FeatureSpec, multi_hot: MultiHot) -> _Read:
 
 
 def _merge(parts: Sequence[_Read]) -> _Read:
-    """Merges rows of the same item and day, and of the same pair.
+    """Merges rows of the same item and day, and rows of the same pair of user and item.
 
     An item's features on a day come from its row with the largest row id.
     """

@@ -4,7 +4,7 @@ A loss that compares the catalogue, such as `full_softmax`, compares a row with 
 the row's day. The items have the features of that day. A loss that compares the batch, such as
 `in_batch_softmax`, compares a row with the items of the step's other positive rows. The other rows of a step
 may be of any train day, so their items may have features of a later day. In all other cases, a row uses no
-features of a later day.
+features of a day after the row's day.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Reads the batches of one rank, with Petastorm or from memory. An epoch has every row of its shards once.
+"""Reads the batches of one rank, with Petastorm or from memory.
 
-Threads read row groups ahead. The rows of the rank's shards are written to a buffer pool in the order of the
-batches (sharding.py), and a batch is a slice of the pool. The order depends only on the shard plan, the seed
-and the epoch. So an epoch can begin at any step without reading the earlier files, and two runs get the same
-batches.
+An epoch has every row of the rank's shards once. Threads read row groups ahead of the steps. The rows of the
+rank's shards are written to a buffer pool in the order of the batches (sharding.py), and a batch is a slice
+of the pool. The order depends only on the shard plan, the seed and the epoch. So an epoch can begin at any
+step without reading the earlier files, and two runs get the same batches.
 
 Pools are made on the host (pool_writer.py) and copied to the device, or made on the device (device_pools.py).
 The rows are the same in both cases.
@@ -11,8 +11,8 @@ The rows are the same in both cases.
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
 three or four pools. The row groups that are read ahead have up to `reading.read_ahead_mib` MiB. They include
 at least one row group of each shard, because a pool may need a new row group of each shard. In addition, each
-of the `reading.threads` threads holds one row group. One pool of each rank, over all ranks, has
-`reading.pool_rows` rows in total, or 4 global batches if these have more rows. A row takes 4 bytes for its
+of the `reading.threads` threads holds one row group. If one pool of each rank is counted, these pools
+together have `reading.pool_rows` rows, or 4 global batches if that is more. A row takes 4 bytes for its
 label, 4 bytes for its weight if it has one, and 4 bytes for each dense feature and each id. Example: one rank
 has 16 shards and row groups of 200,000 rows and 40 columns. Then the current row groups have 16 × 32 MB,
 those read ahead have 16 × 32 MB, and the pools have 4 × 21 MB. If pools are made on the device, the current
@@ -66,7 +66,8 @@ _READ_AHEAD_MIB, _GPU_THREADS = 256, 4
 _POOLS = 5
 # Minimum number of steps per pool. With fewer, a batch would have too many neighbouring rows of a file.
 _MIN_POOL_STEPS = 4
-# One reader of Petastorm reads up to this number of row groups, if none of them has more rows than this.
+# One reader of Petastorm reads up to _GROUPS_TOGETHER row groups, if none of them has more than
+# _SMALL_GROUP_ROWS rows.
 _GROUPS_TOGETHER, _SMALL_GROUP_ROWS = 64, 100_000
 
 

@@ -145,7 +145,7 @@ class NegativeSampler:
         )
 
     def _draw(self, row_keys: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Draws items for (P, 7) rows.
+        """Draws items for P rows, from the rows' keys (P, 7).
 
         Returns:
             (P,) int64, the row's item; (P, draws) int64, the drawn items; and (P, draws) bool, whether the
@@ -245,8 +245,8 @@ class _Draws(ctypes.Structure):
 class ChosenPairs:
     """The pairs of users and items in a catalogue.
 
-    A pair is searched only if its flag in a table is set. A pair outside the catalogue rarely has the same
-    flag as a pair of the catalogue, so most lookups read only one byte.
+    A pair is searched in `pairs` only if its flag in `flags` is set. A pair outside the catalogue rarely has
+    the same flag as a pair of the catalogue, so most lookups read only one byte.
 
     Args:
         catalogue: the pairs, and the items that are drawn.
@@ -255,7 +255,8 @@ class ChosenPairs:
         pairs: (M,) int64 ascending, the pairs of the catalogue.
         first_days: (M,) int64, the first train day on which the user chose the item.
         hashes: (N,) int64, for each item, the part of a pair's hash that depends on the item.
-        flags: (F,) bool, whether the hash of any pair has this remainder modulo F, a power of two.
+        flags: (F,) bool. Flag f says whether the hash of any pair has the remainder f modulo F, a power of
+            two.
         mask: F - 1.
     """
 

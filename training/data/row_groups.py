@@ -57,7 +57,7 @@ class _Worker(ArrowReaderWorker):
 
 
 def _values(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Returns the values of a column, without a copy if it is one array without nulls."""
+    """Returns the values of a column, without a copy if the column is one array without nulls."""
     if column.num_chunks == 1:
         return np.asarray(column.chunk(0).to_numpy(zero_copy_only=False))
     return np.asarray(column.to_numpy())
@@ -84,8 +84,8 @@ class _Pool(DummyPool):
 class _Reader(Reader):
     """A reader of some row groups of some files, in a given order.
 
-    Petastorm itself selects row groups by a shard number. This class replaces the method that gets all row
-    groups of the files, and returns the positions of the row groups to read.
+    Petastorm's method gets all row groups of the files, and returns the positions of those that belong to a
+    shard. This class replaces this method, and returns the positions of the row groups to read.
 
     Raises:
         NoDataAvailableError: a file has another number of row groups than its manifest says.

@@ -1,4 +1,4 @@
-"""The keys of rows as numbers, for draws by a hash of the row: seven int32 columns of a batch.
+"""The keys of rows as seven int32 columns of a batch. Random draws for a row hash these keys.
 
     0, 1  row_id, an int64 in two halves, the lower half first
     2, 3  a 64-bit hash of user_key

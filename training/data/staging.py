@@ -1,4 +1,4 @@
-"""Stages row groups of an object store: copies them to local disk before they are read, and deletes them.
+"""Stages row groups of an object store: copies them to local disk, and deletes the copies after reading.
 
 Petastorm reads only local files. The copy of a row group is a sparse file. This sparse file contains only the
 bytes of the row group and of the Parquet footer, at the same positions as in the complete file. So the data

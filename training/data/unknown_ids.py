@@ -1,4 +1,4 @@
-"""Replaces ids by OOV_ID in training, so that a model can score users and items without ids.
+"""Replaces ids by OOV_ID in training, so that a model can score users and items that no vocabulary contains.
 
 The row of OOV_ID then learns the vector of an average user or item. The model also learns to predict from the
 other features alone. The idea comes from DropoutNet (Volkovs, Yu and Poutanen, NeurIPS 2017), which leaves
@@ -35,7 +35,7 @@ class UnknownIds:
 
     Attributes:
         places: (C,) int64, the positions of the columns in the matrix of ids.
-        numbers: (C,) int64, the number of each column in the hash.
+        numbers: (C,) int64, the number that each column contributes to the hash.
         shares: (C,) float64, the share of the ids of each column that is replaced.
         seed: seed of the draws.
     """
@@ -53,7 +53,7 @@ class UnknownIds:
         columns: Sequence[tuple[Feature, slice]],
         device: torch.device,
     ) -> UnknownIds:
-        """Returns the rule for the columns of some features.
+        """Creates the object that replaces ids of some features.
 
         Args:
             shares: maps the name of a feature to its share (`train.unknown_share`).
@@ -72,7 +72,7 @@ class UnknownIds:
         return cls(places, places, of_columns, seed)
 
     def only(self, columns: Sequence[int]) -> UnknownIds:
-        """Returns the rule for a matrix that has only these columns of the ids, in this order."""
+        """Returns the object for a matrix that has only these columns of the ids, in this order."""
         position = {column: place for place, column in enumerate(columns)}
         kept = [index for index, place in enumerate(self.places.tolist()) if place in position]
         moved = [position[int(self.places[index])] for index in kept]
@@ -85,7 +85,7 @@ class UnknownIds:
         return self.keys(row_id, day, epoch)
 
     def keys(self, numbers: Tensor, days: Tensor, epoch: int) -> Tensor:
-        """Returns a hash of numbers (R,) of a day (R,) in an epoch, (R,) int64."""
+        """Returns a hash of each number (R,), its day (R,) and the epoch: (R,) int64."""
         return mix(mix(mix(numbers + mix(days)) + epoch) + self.seed + _STREAM)
 
     def keys_of_draws(self, keys: Tensor, draws: int) -> Tensor:
@@ -117,7 +117,7 @@ class RowsWithUnknownIds:
 
     Args:
         unknown: decides which ids are replaced.
-        rows_of_step: selects the rows of the step from the changed batch; None if these are all rows.
+        rows_of_step: selects the rows of the step from the changed batch; None if the step uses all rows.
     """
 
     def __init__(self, unknown: UnknownIds, rows_of_step: RowsOfStep | None = None) -> None:

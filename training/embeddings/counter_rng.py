@@ -5,7 +5,7 @@ holds only some rows draws the same random numbers for these rows as a single ra
 finaliser) of splitmix64 computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast
 splittable pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in
 MurmurHash3's finaliser, compute 32 bits from key and column. The constants of these multiplications and
-shifts have the smallest bias in Wellons' hash-prospector.
+shifts have the smallest bias among those in Wellons' project hash-prospector.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class HeldRows(nn.Module):
         return self.weight if self.tail is None else self._tiered(self.weight.detach(), self.tail)
 
     def new_rows(self, *shape: int, dtype: torch.dtype = torch.float32) -> RowTensor:
-        """Returns zeros of the shape `shape` for each row of this rank, in the memory of the row."""
+        """Returns zeros of the shape `shape` for each row of this rank, in the memory that holds the row."""
         device = self.weight.device
         hot = torch.zeros(len(self.weight), *shape, dtype=dtype, device=device)
         if self.tail is None:
@@ -129,8 +129,7 @@ class HeldRows(nn.Module):
         Args:
             rows: the indices of the rows, all different.
             change: the numbers to add.
-            step: the step of the training. Together with the row, it determines how 16-bit numbers are
-                rounded.
+            step: the step of the training. The step and the row determine how 16-bit numbers are rounded.
         """
         if self.tail is None and self.weight.dtype == torch.float32:
             self.weight.index_add_(0, rows, change)
@@ -143,7 +142,7 @@ class HeldRows(nn.Module):
         matrix.index_copy_(0, rows, values)
 
     def _names(self, rows: Tensor) -> Tensor | None:
-        """Returns the rows of the unsharded table, for rounding; None if the table does not need them."""
+        """Returns the rows' indices in the unsharded table; None if these equal `rows`, or are not needed."""
         moved = self.placement.exchanges or self.tail is not None
         if not moved or self.weight.dtype == torch.float32:
             return None

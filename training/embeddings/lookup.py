@@ -259,9 +259,9 @@ class ListElements:
 class PaddedLists:
     """The padded columns of list features.
 
-    No tensor's shape depends on ids, so the host need not wait for a GPU. Each id of a batch, also
-    a padding id, has one gradient (an element). Elements are in the order of rows. Padding belongs to the
-    padding row of its feature, and the factor of its gradient is 0.
+    No tensor's shape depends on ids, so the host need not wait for a GPU. Here every id of a batch is an
+    element, padding included. Elements are in the order of rows. Padding belongs to the padding row of its
+    feature, and the factor of its gradient is 0.
 
     Attributes:
         filled: (B, Σ lengths), whether a column has an id.
@@ -350,7 +350,7 @@ class BatchLookup:
 
 # The rows of a table that a batch of ids reads, and the request to the ranks that hold these rows.
 #
-# Notation: B rows of a batch, W columns of ids, N elements (lookup.py).
+# Notation: B rows of a batch, W columns of ids, N elements.
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ Replicated rows take memory on all ranks, and their gradients need an all-gather
 rank need an exchange of vectors, and the rank with frequent rows has the most work. The placement `auto`
 therefore follows these rules:
 
-* Small features (at most `replicated_max_bytes`) are replicated, unless the memory limit of a rank,
-  `rank_max_bytes`, is too small for this.
-* A feature is row-wise if its bytes are more than `row_wise_share` times the mean number of bytes per rank:
-  its rows are spread over all ranks. While a rank holds more than its memory limit, the largest of the other
-  features becomes row-wise too.
+* Small features (at most `replicated_max_bytes`) are replicated if the memory limit of a rank,
+  `rank_max_bytes`, is large enough.
+* The rows of a row-wise feature are spread over all ranks. A feature is row-wise if its bytes are more than
+  `row_wise_share` times the mean number of bytes per rank. While a rank holds more than its memory limit, the
+  largest of the other features becomes row-wise too.
 * Each other feature is placed on one rank. The features are assigned in descending order of cost, each to the
   rank with the lowest cost so far. The cost of a feature is its share of all bytes plus its share of all
   lookups. With this rule (LPT, Graham 1969, SIAM Journal on Applied Mathematics 17), the cost of a rank is at
@@ -212,9 +212,9 @@ class Placement:
     def blocks(self, rank: int) -> tuple[RowBlock, ...]:
         """Returns the blocks of rows that a rank holds.
 
-        Replicated rows come first, so they have the same position on all ranks. The blocks are in the order
-        of the rank's matrix, unless there is a tail. With a tail, the matrix has the hot rows of all features
-        first. But in the result, each feature's tail follows the feature's hot rows.
+        Replicated rows come first, so they have the same position on all ranks. Without a tail, the blocks
+        are in the order of the rank's matrix. With a tail, the matrix has the hot rows of all features first.
+        But in the result, each feature's tail follows the feature's hot rows.
         """
         hot_place, tail_place, blocks = 0, self.first_tail, []
         for feature, first, step, rows in self._runs(rank):
@@ -293,9 +293,10 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 # Decides which table rows are in the memory of a device, and which in host memory: a pure function.
 #
 # The rows of a feature are in the order of their ids, and ids are ordered by frequency. So the first rows of
-# each feature are hot: they are on the device of the rank that holds them. For a number of bytes on each
-# rank, rows are chosen in descending order of lookups per byte. So as many lookups as possible are hot (the
-# greedy rule for the fractional knapsack problem, Dantzig 1957, Operations Research 5).
+# each feature are hot: they are on the device of the rank that holds them. Each rank may hold a limited
+# number of bytes on its device. Rows are chosen in descending order of lookups per byte. So as many lookups
+# as possible read hot rows (the greedy rule for the fractional knapsack problem, Dantzig 1957, Operations
+# Research 5).
 #
 # Ids that a later fit appended may be more frequent than earlier ids. Such a row can only be hot together
 # with all earlier rows of its feature. So neighbouring rows are joined to runs, until the lookups per row
@@ -303,7 +304,8 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 #
 # Notation: C features of a table.
 
-# A feature's first rows are considered one by one. The other rows form this number of runs of equal length.
+# A feature's first _SINGLE_ROWS rows are considered one by one. The other rows form _RUNS runs of equal
+# length.
 _SINGLE_ROWS = 2**13
 _RUNS = 2**13
 IdCounts = Mapping[str, NDArray[np.int64]]

@@ -261,7 +261,8 @@ class TieredRows:
     def view(self, block: RowBlock) -> Tensor:
         """Returns a view of the rows of a block, which are all in one memory.
 
-        The view is valid until the next step: it waits for the kernels that still write the host memory.
+        The method first waits for kernels that still write the host memory. The view is valid until the next
+        step.
         """
         if self.hot.is_cuda:
             torch.cuda.synchronize(self.hot.device)
@@ -292,7 +293,7 @@ def rows_of_block(matrix: RowTensor, block: RowBlock) -> Tensor:
     return matrix[block.place : block.place + block.rows]
 
 
-# The compiled grouping of equal keys (group.cpp). training/embeddings/rows.py calls it.
+# The compiled grouping of equal keys (training/native/group.cpp).
 
 KEY_BITS = 31  # keys with more bits are not supported
 

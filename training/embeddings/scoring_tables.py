@@ -1,7 +1,7 @@
 """Embedding tables for scoring only: rows that stay in the model's files, and rows in int8.
 
-Rows that stay in files are for models that are larger than the memory of a worker. Few ids make up most
-lookups, so most lookups need few rows that were not read before.
+Rows that stay in files are for models that are larger than the memory of a worker. A few ids make up most
+lookups, so most lookups find their rows in the cache.
 
 Notation: U distinct rows of a lookup, E numbers per row.
 """

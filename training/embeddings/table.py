@@ -497,10 +497,10 @@ def weights_of(model: nn.Module) -> dict[str, RowTensor]:
 
 
 def take_hot_share(model: nn.Module, collectives: Collectives) -> float | None:
-    """Returns the share of all ranks' lookups since the last call that read rows on a device.
+    """Returns the share of lookups that read rows on a device.
 
-    The result is None if all rows of the model are on devices, or if no training step has looked up rows. All
-    ranks must call this function.
+    The share is that of all ranks' lookups since the last call. The result is None if all rows of the model
+    are on devices, or if no training step has looked up rows. All ranks must call this function.
     """
     counts = [
         table.hot_share.take(table.weight.device)

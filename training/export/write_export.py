@@ -1,4 +1,15 @@
-"""Writes a trained model as ONNX and torch.export programs, after comparing them with the model."""
+"""Writes a trained model as ONNX and torch.export programs, after comparing them with the model.
+
+ONNX Runtime's tools can convert the ONNX program to numbers of fewer bits:
+
+* `fp16`: weights, embedding tables and most operations are in float16; inputs and outputs keep their dtypes.
+  Probabilities are computed in float32 from float16 logits.
+* `int8`: weights of products are int8 with a scale per column, and inputs of products are quantised while the
+  program runs (`onnxruntime.quantization.quantize_dynamic`). Embedding tables are int8 with a scale per row
+  (training/embeddings/scoring_tables.py).
+
+benchmarks/export_formats.py measures how much each format changes the AUC and the lists.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +18,13 @@ import json
 import logging
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, assert_never, get_args
 
 import numpy as np
 import torch
@@ -23,8 +35,13 @@ from conf.types import MultiHot
 from storage.feature_spec import PAD_ID, FeatureSpec
 from storage.file_io import local_folder
 from training.embeddings.scoring_tables import to_int8
-from training.export.smaller_programs import LARGEST_MEAN_DIFFERENCE, Format, write_smaller
 from training.models.inputs import id_columns
+
+Format = Literal["fp16", "int8"]
+# Limit of the mean difference between a program and the model. export.json contains the difference. A program
+# with a larger difference is not published. The benchmark measures up to 7e-5 with fp16 and 3e-3 with int8 on
+# a test day, so the limits find programs that are broken.
+LARGEST_MEAN_DIFFERENCE: dict[Format, float] = {"fp16": 0.005, "int8": 0.05}
 
 DESCRIPTION = "export.json"
 
@@ -64,8 +81,8 @@ def write_export(
 
     The forms are `ranker` and, for models of user and item vectors, `user` and `item`. For each form, the
     folder has the files `<form>.onnx` and `<form>.pt2`, and for each of `formats` the file
-    `<form>.<format>.onnx`. If `compiled` is true, it also has `<form>.aotinductor.pt2`. If a program differs
-    too much from the model, no file is left in the folder.
+    `<form>.<format>.onnx`. If `compiled` is true, the folder also has `<form>.aotinductor.pt2`. If a program
+    differs too much from the model, no file is left in the folder.
 
     Args:
         exported: the model. If `formats` contains `int8`, its tables are int8 afterwards.
@@ -186,7 +203,9 @@ def _write_smaller(
             source = folder / f"{name}.tables.onnx"
             _write_onnx(sample.form, _program(sample.form, _example(exported, _TRACED, sample.form)), source)
         large = _is_large(sample.form)
-        write_smaller(source, folder / f"{name}.{number_format}.onnx", number_format, separate_weights=large)
+        _convert_numbers(
+            source, folder / f"{name}.{number_format}.onnx", number_format, separate_weights=large
+        )
         if number_format == "int8":
             for path in folder.glob(f"{source.name}*"):
                 path.unlink()
@@ -255,7 +274,7 @@ class Ranker(nn.Module):
 
     Args:
         model: a model in evaluation mode.
-        inputs: the names among `dense` and `categorical` of the inputs that have columns.
+        inputs: the names of those inputs, `dense` and `categorical`, that have columns.
     """
 
     output = "probability"
@@ -286,7 +305,7 @@ class SideVectors(Ranker):
 
     Args:
         model: a model with the methods `user_vectors` and `item_vectors`.
-        inputs: the names among `dense` and `categorical` of the inputs that have columns.
+        inputs: the names of those inputs, `dense` and `categorical`, that have columns.
         side: `user` or `item`.
     """
 
@@ -463,3 +482,77 @@ def instruction_set() -> str:
 
     chosen = pick_vec_isa()
     return str(chosen) if chosen else ""
+
+
+# Programs with numbers of fewer bits.
+
+
+def _convert_numbers(source: Path, target: Path, number_format: Format, *, separate_weights: bool) -> None:
+    """Writes a program in another number format.
+
+    Args:
+        source: the ONNX program in float32. For `int8`, the tables of its model are already int8.
+        target: the file to write.
+        number_format: `fp16` or `int8`.
+        separate_weights: whether the weights are in a separate file, because they are too large for one file.
+    """
+    if number_format == "fp16":
+        _write_fp16(source, target, separate_weights=separate_weights)
+    elif number_format == "int8":
+        _write_int8(source, target, separate_weights=separate_weights)
+    else:
+        assert_never(number_format)
+
+
+def _write_fp16(source: Path, target: Path, *, separate_weights: bool) -> None:
+    import onnx
+
+    with _path_of_tools():
+        from onnxruntime.transformers import float16
+
+    blocked = [*float16.DEFAULT_OP_BLOCK_LIST, "Sigmoid"]
+    program = float16.convert_float_to_float16(str(source), keep_io_types=True, op_block_list=blocked)
+    onnx.save(
+        program,
+        target,
+        save_as_external_data=separate_weights,
+        location=f"{target.name}.data",
+        size_threshold=1024,
+    )
+
+
+def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
+    import onnx
+
+    with _path_of_tools():
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+        from onnxruntime.quantization.quant_utils import add_pre_process_metadata
+
+    program = onnx.load(source)
+    add_pre_process_metadata(program)  # torch has done the other steps of pre-processing
+    quantize_dynamic(
+        program,
+        target,
+        op_types_to_quantize=["MatMul"],  # this includes Gemm nodes, which the tool converts to MatMul
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+        use_external_data_format=separate_weights,
+    )
+
+
+@contextmanager
+def _path_of_tools() -> Iterator[None]:
+    """Lets modules of onnxruntime.transformers import each other by their names without the package.
+
+    The package itself adds its folder to the import path permanently, so other imports could find its
+    modules.
+    """
+    import onnxruntime
+
+    folder = str(Path(onnxruntime.__file__).parent / "transformers")
+    before = list(sys.path)
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path[:] = before

@@ -1,4 +1,4 @@
-"""One kernel that looks up the vectors of all ids of a batch, pools lists, and casts the result to a dtype.
+"""One kernel that looks up the vectors of all ids of a batch, pools lists, and casts the result.
 
 As in `StackedEmbedding.forward`, PAD_ID in a list is ignored in the sum and in the mean, and an empty list
 gives zeros. The kernel replaces three operations of that method: adding the features' offsets to the ids, the

@@ -1,7 +1,7 @@
 """A kernel that writes rows of row groups on the device to a buffer pool, in the order of the batches.
 
-Each program reads a tile: a block of rows, which are neighbours in every column, times some columns. It
-writes each row's numbers to the row's place in the pool.
+Each program reads a tile: some columns of a block of rows, which are neighbours in every column. It writes
+each row's numbers to the row's place in the pool.
 
 Notation: a row group has G rows and 1 + D + W columns: the label, D dense features, and W columns of ids.
 """

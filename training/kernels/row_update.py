@@ -11,7 +11,7 @@ completely within the chunk, the program updates the run's row. If a run continu
 program stores the sum over its own chunk. `_finish` then adds these partial sums in their order, and updates
 the row.
 
-The formula of row-wise Adagrad is in training/optimizers/row_optimizers.py. Without an accumulator, the
+The formula of row-wise Adagrad is in training/optimizers/updates.py. Without an accumulator, the
 optimizer is SGD.
 """
 
@@ -75,7 +75,7 @@ def update_rows(
     if not lookups:
         return
     all_rows = weight.shape[0] if tail is None else tail.first + len(tail.rows)
-    narrow = all_rows < 2**31  # sorting numbers of 32 bits takes less time than of 64 bits
+    narrow = all_rows < 2**31  # sorting 32-bit numbers takes less time than 64-bit numbers
     sorted_by = rows if order_by is None else order_by
     ordered, order = torch.sort(sorted_by.to(torch.int32) if narrow else sorted_by, stable=True)
     ordered = ordered if order_by is None else rows[order]
@@ -107,7 +107,7 @@ def update_rows(
 def _pools(
     weight: Tensor, accumulator: Tensor | None, tail: Tail | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Returns weight and accumulator on the device, the two in host memory, and the first row of the latter.
+    """Returns weight and accumulator on the device, both in host memory, and `Tail.first`.
 
     If one of these tensors does not exist, the result contains another tensor in its place, which the kernel
     does not use.
@@ -278,7 +278,7 @@ def _finish(
 
 # The optimizer step of one row, for use in Triton kernels.
 #
-# The formula of row-wise Adagrad is in training/optimizers/row_optimizers.py. Without an accumulator, the
+# The formula of row-wise Adagrad is in training/optimizers/updates.py. Without an accumulator, the
 # optimizer is SGD. A row is in the device's memory, or in pinned host memory (tail.py).
 
 

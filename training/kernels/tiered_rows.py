@@ -67,7 +67,7 @@ def _move(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Copies rows of the matrix to `values`, or `values` to rows of the matrix: BLOCK rows a program."""
+    """Copies BLOCK rows in each program: from the matrix to `values`, or from `values` to the matrix."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     number = tl.arange(0, BLOCK_DIM)
     inside = index < count

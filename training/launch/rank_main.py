@@ -103,8 +103,8 @@ def _gpu_text() -> str:
 # checkpoint (training/checkpoints/checkpoints.py). This checkpoint may have been written by a different
 # number of ranks. ranks.py starts the ranks; if a rank is lost, Horovod's driver starts a new rank.
 
-# Trains one ring to the end. At each checkpoint, it calls its argument, which raises an error if ranks joined
-# or left.
+# Trains one ring to the end. At each checkpoint, the function calls its argument, which raises an error if
+# ranks joined or left.
 TrainRing = Callable[[Callable[[], None]], dict[str, object]]
 
 
@@ -219,7 +219,7 @@ def _take_gpu() -> int | None:
 
 
 class HorovodCollectives:
-    """`Collectives` over Horovod. Calls reuse their names, because Horovod negotiates each name only once."""
+    """`Collectives` over Horovod. Names are used again, because Horovod negotiates each name only once."""
 
     def __init__(self) -> None:
         self.rank = hvd.rank()

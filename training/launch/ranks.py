@@ -12,6 +12,7 @@ import re
 import signal
 import threading
 import time
+import traceback
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,7 +29,7 @@ import horovod.spark.runner
 from horovod.runner.util.network import get_local_intfs
 from pyspark.sql import SparkSession
 
-from conf.errors import ConfigError, InfrastructureError
+from conf.errors import ConfigError, InfrastructureError, NightrankError
 from conf.types import Train
 from spark.choose_workers import cores_without_jvm
 from training.loop.training_plan import TrainPlan
@@ -40,6 +41,7 @@ from training.progress import Channel, Listener, RankOutcome, Report
 
 _POLL_S = 1.0
 _LOCAL = re.compile(r"local(\[[^],]*(,\s*(\d+)\s*)?\])?")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CLUSTER_FAILURES = "4"  # Spark's default of spark.task.maxFailures; a local master ignores the setting
 
 
@@ -185,13 +187,7 @@ def train_plan(
     if usable is None:
         return train_on_ranks(open_session(), plan, show)
     with _ONE_AT_A_TIME:
-        return _train_here(plan, usable, show)
-
-
-def _train_here(plan: TrainPlan, usable: int, show: Report | None) -> dict[str, Any]:
-    from training.launch.in_process import train_in_driver  # imports torch
-
-    return train_in_driver(plan, usable, show)
+        return train_in_driver(plan, usable, show)
 
 
 def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = None) -> dict[str, Any]:
@@ -218,7 +214,7 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     with _ONE_AT_A_TIME:
         ranks = ranks_to_start(spark, plan.train)
         if ranks == 1 and is_local(spark) and plan.train.elastic is None:
-            return _train_here(plan, cores(spark), show)
+            return train_in_driver(plan, cores(spark), show)
         with signals_end_ranks() as received, no_fork(), _listening(spark, show) as channel:
             try:
                 outcomes = _run(spark, plan, ranks, channel)
@@ -316,9 +312,10 @@ def _description(outcomes: list[RankOutcome]) -> dict[str, Any]:
 
 
 def _python_path() -> str:
-    """Returns PYTHONPATH for the ranks. It begins with the folder of this package, or with its zip archive.
+    """Returns PYTHONPATH for the ranks.
 
-    A zip archive is used if --py-files shipped the package.
+    PYTHONPATH begins with the folder of this package. If --py-files shipped the package, PYTHONPATH begins
+    with the package's zip archive.
     """
     root: Any = files("training")
     packages = (
@@ -370,8 +367,6 @@ def elastic_interpreter(python: str) -> Iterator[None]:
 
 # SIGINT (Ctrl-C) and SIGTERM end the ranks during a training.
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 @contextmanager
 def signals_end_ranks() -> Iterator[list[int]]:
@@ -404,4 +399,80 @@ def signals_end_ranks() -> Iterator[list[int]]:
     finally:
         horovod.runner.gloo_run.register_shutdown_event = original
         for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+# A training on one rank, which is the driver's process. So no process is started, and this process uses all
+# cores.
+
+_STEPS = logging.getLogger("nightrank.training.steps")
+
+
+def train_in_driver(plan: TrainPlan, threads: int, show: Report | None) -> dict[str, Any]:
+    """Trains a model on one rank, which is this process. SIGINT and SIGTERM end the training.
+
+    Args:
+        plan: the plan of the training.
+        threads: number of threads of torch during the training.
+        show: called with the history entries. If it is None, the steps are logged.
+
+    Returns:
+        The model's description (model.json).
+
+    Raises:
+        InfrastructureError: a signal ended the training, or the training failed for a reason other than the
+            configuration or the data.
+        ConfigError, DataError: see `run_plan`.
+    """
+    # These modules import torch, which a driver with several ranks does not need.
+    from training.collectives import LocalCollectives
+    from training.device import choose_device, torch_threads
+    from training.loop.run import run_plan
+
+    with torch_threads(threads), _steps_logged(show is None), _ended_by_signals():
+        device = choose_device(plan.train.device, 0, "train.device")
+        try:
+            return run_plan(plan, LocalCollectives(), device, report=show)
+        except NightrankError:
+            raise
+        except Exception as error:
+            problem = "".join(traceback.format_exception(error))
+            raise InfrastructureError(
+                f"the training failed:\n{problem}",
+                "correct the cause if the traceback shows it; otherwise rerun to resume from the last "
+                "checkpoint",
+            ) from error
+
+
+@contextmanager
+def _steps_logged(logged: bool) -> Iterator[None]:
+    before = _STEPS.level
+    if not logged:
+        _STEPS.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        _STEPS.setLevel(before)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Makes SIGINT and SIGTERM raise InfrastructureError, as in a training on several ranks.
+
+    Outside the main thread this function does nothing, because Python allows signal handlers only there.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise InfrastructureError(
+            f"{signal.Signals(number).name} ended the training", "rerun to resume from the last checkpoint"
+        )
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Forward and backward pass of a step, with the loss. Its dense part may be compiled, or be a CUDA graph.
+"""Forward and backward pass of a step, with the loss. The dense part may be compiled, or be a CUDA graph.
 
 The dense part of a model comes after the lookups. It is a function of tensors of fixed shapes:
 
@@ -83,8 +83,8 @@ class Forward:
 
     Raises:
         ConfigError: CUDA graphs were requested without a GPU; or the model is to be compiled or recorded, but
-            it is not a ClickModel, or it uses ids for more than table lookups; or the loss compares
-            vectors, and the model has none.
+            is no ClickModel or uses ids outside of table lookups; or the loss compares vectors, but the model
+            has none.
     """
 
     def __init__(self, model: nn.Module, train: Train, collectives: Collectives = ALONE) -> None:
@@ -149,7 +149,7 @@ class Forward:
             return self._prepared(batch.dense, *vectors).float()
 
     def _drawn_logits(self, batch: Batch, drawn: DrawnItems) -> Tensor:
-        """Returns the logits of positive rows and their drawn items, (P · G,) float32, without a constant."""
+        """Returns the logits of positive rows and their drawn items, (P · G,) float32, without a bias."""
         model = self._model
         assert isinstance(model, VectorModel)
         with self._autocast():
@@ -259,8 +259,8 @@ def sampled_products(users: Tensor, items: Tensor, index: Tensor) -> Tensor:
         products: Tensor = _SampledProducts.apply(users, items, index)
         return products
     if items.shape[0] <= _ITEMS_PER_DRAW * index.shape[1]:
-        # One matrix product computes more numbers than are needed. But unless there are many more items than
-        # draws, it is faster than looking up a vector for each draw.
+        # One matrix product computes more numbers than are needed. But it is faster than looking up a vector
+        # for each draw, if there are not many more items than draws.
         return (users @ items.t()).float().gather(1, index)
     of_rows = functional.embedding(index, items)  # (P, G, E); the gradient of this lookup is fast
     return torch.bmm(of_rows, users.unsqueeze(2)).squeeze(2).float()

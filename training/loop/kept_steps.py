@@ -2,7 +2,7 @@
 
 The module also saves the checkpoints of a training, and restores a training from the latest checkpoint.
 
-The best step is that with the best measure on the validation split.
+The best step is the step with the best value of a metric on the validation split.
 
 During a training, each new best evaluation is followed by a checkpoint. This checkpoint is kept until the
 checkpoint of a better evaluation is complete (`SaveCheckpoints`). After the last step, the state of this
@@ -62,7 +62,7 @@ def keep_best(
 ) -> dict[str, Any]:
     """Loads the state of the best evaluation after the last step. All ranks must call this function.
 
-    The trainer is unchanged if the weights at the last step are better, or if no evaluation was made during
+    The trainer is unchanged if the weights at the last step are the best, or if no evaluation was made during
     the training. If there is no checkpoint of the best step, the trainer is unchanged too, and this function
     logs a warning.
 

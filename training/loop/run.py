@@ -66,7 +66,7 @@ def run_plan(
     report: Report | None = None,
     at_checkpoint: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains, measures and saves the model of a plan. Also trains its baselines, to measure them.
+    """Trains, measures and saves the model of a plan. Also trains and measures the plan's baselines.
 
     Args:
         plan: the plan, the same on all ranks.
@@ -77,9 +77,9 @@ def run_plan(
             the training at this point.
 
     Returns:
-        The content of model.json. If another attempt has already published the same version, this is the
-        model.json of that attempt. If the training is pruned, there is no model, and the result is the record
-        of the pruned training.
+        The content of model.json. If another attempt has already published the same version, the result is
+        the model.json of that attempt. If the training is pruned, there is no model, and the result is the
+        record of the pruned training.
 
     Raises:
         ConfigError, DataError: the model's configuration, the data or the parent model is not valid.
@@ -479,7 +479,7 @@ def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
 
 
 def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
-    """Raises DataError unless the parent has the same features, with at most the same cardinalities."""
+    """Raises DataError if the parent has other features, or a feature with a larger cardinality."""
     features = [(feature.name, feature.kind) for feature in spec.features]
     parent_features = [(feature.name, feature.kind) for feature in parent.features]
     if features != parent_features:

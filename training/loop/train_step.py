@@ -69,8 +69,8 @@ class Trainer:
 
         The rank computes while gradients are summed over ranks and rows are exchanged:
 
-        * As soon as a gradient is computed, the backward pass starts its sum over ranks, or sends the
-          gradient.
+        * As soon as a gradient is computed, the backward pass starts to sum it over ranks, or sends it to the
+          rank that holds the table rows.
         * The ids of the next batch are sent before the backward pass, and their vectors after the update of
           the rows.
 
@@ -151,8 +151,8 @@ class Trainer:
         """Returns values for a history entry. All ranks must call this method at the same steps.
 
         With fp16, these values are the loss scale and the number of skipped steps. If table rows are in two
-        memories, `hot_share` is the share of all ranks' lookups since the last call that read rows on a
-        device.
+        memories, `hot_share` is the share of lookups that read rows on a device, among all ranks' lookups
+        since the last call.
         """
         share = take_hot_share(self.model, self._collectives)
         return self._loss_scale.facts() | ({} if share is None else {"hot_share": share})
@@ -186,16 +186,16 @@ class Trainer:
 
 # Requests the rows of the next batch of a training from other ranks, while a step computes.
 #
-# TorchRec's pipeline for sparse features uses the same method (Ivchenko et al. 2022, RecSys). The ids of a
-# batch are sent before the step of the batch to the ranks that hold their rows. The vectors are sent when the
-# previous step has updated its rows.
+# TorchRec's pipeline for sparse features uses the same method (Ivchenko et al. 2022, RecSys). Before the step
+# of a batch, the batch's ids are sent to the ranks that hold the rows of these ids. The vectors are sent when
+# the previous step has updated its rows.
 
 
 class EarlyRequests:
     """The requests of all tables that exchange rows.
 
     A table takes part if a step looks up all ids of the step's batch in this table once, and looks up no
-    other ids. This is known when the forward pass of a step has ended.
+    other ids. Whether a table takes part is known when the forward pass of a step has ended.
 
     Args:
         model: the model.

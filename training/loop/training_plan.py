@@ -387,7 +387,7 @@ def _steps_per_epoch(files: tuple[DataFile, ...], train: Train) -> int:
 
 
 def _check_features(model: ModelConfig, spec: FeatureSpec) -> None:
-    """Raises ConfigError if the model's settings do not fit the features, or if it needs scopes.
+    """Raises ConfigError if the model's settings do not fit the features, or the model needs scopes.
 
     All features of a workflow that was fitted on a frame have the scope `pair`.
     """

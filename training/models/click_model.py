@@ -23,7 +23,7 @@ class ClickModel(nn.Module, ABC):
     graph (training/loop/forward.py).
 
     Notation: B rows, D dense features, C features that are ids, W columns of ids, E numbers per vector. A
-    lookup of the items of histories has L places in place of the C features.
+        lookup of the items of histories has L places instead of the C features.
     """
 
     @abstractmethod

@@ -8,7 +8,7 @@ This method copies weights, so call it after the weights are loaded. Several mod
 MLP whose first layer is computed as a sum of three terms: one of the user, one of the item, and one of the
 pair.
 
-A side is the users or the items. Context features are on the side of the items.
+A side means either the users or the items. Context features are on the side of the items.
 
 Notation: R rows of one side, U users, I items, H the width of a hidden layer. The shape (1|U, I, …) means one
 list of I items for all users, or one list per user.
@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from storage.feature_spec import FeatureSpec
-from training.native.pair_logits import DenseLayer, LayersAfterFirst
 
 Part = tuple[Tensor, ...]
 
@@ -148,6 +147,35 @@ class VectorModel(Protocol):
     def item_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns item vectors (B, E) float32. Columns of user features do not influence them."""
         ...
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A linear layer.
+
+    Attributes:
+        weight: (inputs, outputs).
+        bias: (outputs,); None means zeros.
+        slopes: (outputs,), the slopes of the PReLU after the layer; None means ReLU. The layer of the logit
+            has no activation.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    slopes: Tensor | None
+
+
+@dataclass(frozen=True)
+class LayersAfterFirst:
+    """The layers of an MLP after its first layer.
+
+    Attributes:
+        slopes: (outputs,), the slopes of the PReLU after the first layer; None means ReLU.
+        layers: the other layers, in the order in which they are computed.
+    """
+
+    slopes: Tensor | None
+    layers: Sequence[DenseLayer]
 
 
 class FactorizedMLP:

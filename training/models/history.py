@@ -114,10 +114,11 @@ def _columns_of(feature: int, inputs: Inputs) -> slice:
 
 
 def _with_ids_of(history: str, inputs: Inputs, features: Features) -> list[str]:
-    """Returns the features with one id per row that have as many ids as a history.
+    """Returns the features with one id per row that may be the item's feature.
 
-    If some of them have the scope item, only these are returned. A training names the item's feature. This
-    function is for models that are built only from a FeatureSpec.
+    The features have the cardinality of the history. Of these, only features of scope `item` are returned if
+    there are any. If no feature has this cardinality, all features with one id per row are returned. A
+    training names the item's feature. This function is for models that are built only from a FeatureSpec.
     """
     cardinalities = dict(zip(inputs.names, inputs.cardinalities, strict=True))
     scopes = dict(zip(inputs.names, inputs.embedded_scopes, strict=True))

@@ -115,8 +115,8 @@ class Dropout(RandomLayer):
 def in_float32(layer: nn.Module, values: Tensor) -> Tensor:
     """Returns a layer's output, computed in float32 even under mixed precision.
 
-    Every model uses this for its last layer, because rounding a logit between 1 and 2 to bf16 changes it by
-    up to 0.004.
+    Every model uses this function for its last layer, because rounding a logit between 1 and 2 to bf16
+    changes it by up to 0.004.
     """
     with torch.autocast(values.device.type, enabled=False):
         return layer(values.float())

@@ -22,7 +22,7 @@ from torch.nn import functional
 from storage.feature_spec import PAD_ID
 from training.models.layers import RandomLayer, linear
 
-# Each draw has 64 random bits. It gives this number of values of 16 bits.
+# Each draw of 64 random bits gives this number of values of 16 bits.
 _NUMBERS_PER_DRAW = 4
 
 
@@ -52,8 +52,8 @@ Encode = Callable[[Tensor, Tensor, "Tensor | None", "Tensor | None"], Tensor]
 class LengthGroups:
     """Sequences grouped by their lengths, so that short sequences are computed with fewer places.
 
-    The limits of lengths depend only on L, not on the other sequences of a batch. So random numbers that are
-    drawn for a group do not depend on the number of ranks.
+    The largest lengths of the groups depend only on L, not on the other sequences of a batch. So random
+    numbers that are drawn for a group do not depend on the number of ranks.
 
     Attributes:
         order: (S,) int64, the sequences, group after group; None if all are in one group.
@@ -139,8 +139,8 @@ class Timelines:
         newest: (S,) int64, among these K * M places, the place of the most recent item of each sequence. For
             an empty sequence, it is any place.
         rows: (S,) int64, the place of each sequence among the K * Q places of sequences.
-        distances: (K, Q, M) int64, how many items of the tile a sequence has after an item; negative for
-            later items.
+        distances: (K, Q, M) int64, the distance of each item of the tile from the most recent item of each
+            sequence; negative for later items.
         lengths: (K, Q) int64, the number of items of each sequence; 0 at places without a sequence.
     """
 

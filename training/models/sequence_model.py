@@ -121,7 +121,7 @@ class SequenceModel(HistoryModel, ABC):
     def _encode_rows(self, histories: Tensor) -> Tensor:
         """Returns the encoded histories (B, E) float32.
 
-        If consecutive rows have equal histories, these are encoded once.
+        Equal histories of consecutive rows are encoded once.
         """
         first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
         return self.encode(histories[first_rows], first_rows)[group]

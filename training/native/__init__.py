@@ -1,1 +1,1 @@
-"""Loops that are compiled from the C++ files of this folder, and the Python functions that call them."""
+"""Loops that are compiled from the C++ files of this folder, and the library that has them."""

@@ -1,4 +1,4 @@
-// Computes DLRM's interaction and its gradients. Called by training/native/interaction.py; training/models/interaction.py has the formulas.
+// Computes DLRM's interaction and its gradients. Called by training/models/interaction.py, which has the formulas.
 //
 // The vectors of a row of the batch are the output of the bottom MLP, if there is one, and the embeddings of the row. All dot products of a row
 // are computed while its vectors are in the registers and the first cache.

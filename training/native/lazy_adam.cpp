@@ -1,4 +1,4 @@
-// Adam on the rows of a table. Called by training/optimizers/row_optimizers.py, which has the formulas.
+// Adam on the rows of a table. Called by training/optimizers/updates.py, which has the formulas.
 
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Computes the logits of a block of users with items that all users share. Called by training/native/pair_logits.py.
+// Computes the logits of a block of users with items that all users share. Called by training/models/shared_items.py.
 //
-// training/models/shared_items.py explains the computation. Here a tile of a few items is computed from the first layer to the logit while its
+// That module explains the computation. Here a tile of a few items is computed from the first layer to the logit while its
 // numbers are in the cache. The rows of a tile are its pairs: item by item, and user by user for an item.
 
 #include <cstdint>

@@ -128,7 +128,7 @@ void transpose_piece(int32_t singles, int32_t lists, const uint32_t* const* colu
 const int kKinds = 3;  // of columns: the label, dense features, ids
 
 // The columns of one kind in a row group. Their addresses are those of row 0. Python fills the structures of this file, whose
-// members all have 8 bytes (training/native/transposer.py).
+// members all have 8 bytes (training/data/pool_writer.py).
 struct Columns {
     int64_t singles, lists;
     const char* const* addresses;

@@ -110,7 +110,7 @@ def clipped(gradient: Tensor, norm: float | None) -> Tensor:
 # 2020, Proc. VLDB Endow. 13, section 3.2). The backward pass computes the gradients of the last layers first.
 # When all gradients of a bucket are computed, the ranks start to sum them, while the backward pass continues.
 
-# The sum of a smaller bucket would take as long, because the ranks first negotiate each message.
+# Summing a smaller bucket over ranks would take as long, because the ranks first negotiate each message.
 _BUCKET_BYTES = 2**20
 
 # The first number of the buffer is the loss. The gradients start at an aligned address.

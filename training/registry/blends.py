@@ -70,7 +70,7 @@ class BlendRecord:
 
     @property
     def digest(self) -> str:
-        """Returns a digest of the record. Lists that were made with another blend have another digest."""
+        """Returns a digest of the record. Different records have different digests."""
         return digest_of(asdict(self))
 
     def to_facts(self) -> dict[str, Any]:

@@ -364,4 +364,4 @@ def _delete_folder(path: str) -> None:
     for name in sorted(files, key=lambda name: (name != MODEL_JSON, name)):
         with suppress(FileNotFoundError):  # another run has deleted the file
             file_io.delete_file(f"{path}/{name}")
-    file_io.delete_empty_folder(path)  # another run may have written to it
+    file_io.delete_empty_folder(path)  # a folder to which another run has written stays

@@ -2,8 +2,9 @@
 
 A version is needed if it served on a kept date, was trained for a kept date, or may serve again after a
 rollback. The treatment of the configured experiment and the retriever of a kept workflow version are needed
-too. So are the refits and the ancestors of a needed version: a refit starts from the same parent as the model
-that it refits, and the withdrawal of an ancestor also withdraws the model.
+too. The refits and the ancestors of a needed version are also needed. An ancestor must stay because its
+withdrawal also withdraws the model. A refit starts from the same parent as the model that it refits, so it
+has no other ancestors.
 """
 
 from __future__ import annotations

@@ -11,24 +11,31 @@ A training becomes one MLflow run and one version of the registered model, even 
 training several times. Run and version have the tag `nightrank.version`. The tag `nightrank.source` is the
 URI of the model's folder. The source of the MLflow version is the same URI if MLflow accepts this URI. An
 MLflow server refuses local paths, because it would read them on its own disk. The folder has a file
-`MLmodel`, so MLflow can load the version (mlflow_model.py). If the server refuses the URI, the run gets this
-file as an artifact.
+`MLmodel`, so MLflow can load the version. If the server refuses the URI, the run gets this file as an
+artifact. `mlflow.pyfunc.load_model("models:/<name>@champion")` reads the file, imports the module that it
+names (nightrank/mlflow_model.py), and gets a model that scores raw rows. No tensors are uploaded.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
+import platform
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+import yaml
+
 from storage import file_io
 from storage.paths import LakePaths
-from training.registry import mlflow_model, mlflow_process
+from training.registry import mlflow_process
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -105,8 +112,8 @@ def write_training(
     if (client := open_client(lake)) is None:
         return
     name, version = description["name"], description["version"]
-    file = mlflow_model.model_file(lake, description, raw_types)
-    mlflow_model.write_model_file(lake, description, file)
+    file = _model_file(lake, description, raw_types)
+    _write_model_file(lake, description, file)
     if _registered(client, name, version) is None:
         run = _logged_run(client, lake, description, params)
         _register(client, name, version, run, source_uri(lake, name, version), file)
@@ -171,7 +178,7 @@ def _logged_run(
     """Logs a training as one run, and returns the id of the run."""
     run = run_of(client, description, source_uri(lake, description["name"], description["version"]))
     if run.info.status != "FINISHED":
-        mlflow_model.log_dataset(client, run.info.run_id, lake, description)
+        _log_dataset(client, run.info.run_id, lake, description)
     log_training(client, run, description, params)
     return str(run.info.run_id)
 
@@ -190,7 +197,7 @@ def _register(
         if error.error_code != "INVALID_PARAMETER_VALUE":
             raise
         log.info("MLflow does not accept %s as a source; the tag %s contains it instead", source, SOURCE_TAG)
-        client.log_text(run_id, model_file, f"model/{mlflow_model.FILE_NAME}")
+        client.log_text(run_id, model_file, f"model/{_MODEL_FILE}")
         client.create_model_version(name, source=f"runs:/{run_id}/model", run_id=run_id, tags=tags)
 
 
@@ -340,3 +347,82 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+# The file `MLmodel` describes a model of the lake to MLflow.
+_MODEL_FILE = "MLmodel"
+_FLAVOR = "nightrank"
+_LOADER = "nightrank.mlflow_model"
+_NAMESPACE = uuid.UUID("6f1d1f0e-52f4-4c5b-9a1f-0d1f6d0c7a11")
+
+
+def _model_file(lake: LakePaths, description: Mapping[str, Any], raw_types: Mapping[str, str]) -> str:
+    """Returns the text of `MLmodel`. It is the same for the same model and the same release of MLflow.
+
+    The signature has the raw columns that the features are computed from. Numbers and lists have the type
+    `any`, because MLflow would refuse integers with nulls. The model checks the values.
+
+    The text is written without MLflow's classes, whose import takes seconds.
+
+    Args:
+        lake: the lake of the model.
+        description: the model's model.json.
+        raw_types: maps each raw column of the features to its type: int, float, string, ints or strings.
+    """
+    columns = [
+        {"type": "string" if kind == "string" else "any", "name": name, "required": False}
+        for name, kind in raw_types.items()
+    ]
+    outputs = [{"type": "float", "name": "probability", "required": True}]
+    version = description["version"]
+    values = {
+        "flavors": {
+            "python_function": {"loader_module": _LOADER, "python_version": platform.python_version()},
+            _FLAVOR: {"lake": _absolute(lake.root), "name": description["name"], "version": version},
+        },
+        "metadata": {"raw_types": dict(raw_types)},
+        "mlflow_version": metadata.version("mlflow"),
+        "model_uuid": uuid.uuid5(_NAMESPACE, version).hex,
+        "signature": {"inputs": json.dumps(columns), "outputs": json.dumps(outputs), "params": None},
+        "utc_time_created": str(description.get("created_at", "")),
+    }
+    return yaml.safe_dump(values)
+
+
+def _write_model_file(lake: LakePaths, description: Mapping[str, Any], text: str) -> None:
+    """Writes `MLmodel` into the folder of the model, unless the file already has this text."""
+    path = f"{lake.models(description['name'])}/{description['version']}/{_MODEL_FILE}"
+    try:
+        if file_io.read_text(path) == text:
+            return
+    except FileNotFoundError:
+        pass
+    file_io.replace_text(path, text)
+
+
+def _log_dataset(client: MlflowClient, run_id: str, lake: LakePaths, description: Mapping[str, Any]) -> None:
+    """Logs the dataset of a training as the input of its MLflow run. Logging it again changes nothing.
+
+    Args:
+        client: the client of the store.
+        run_id: the run of the training.
+        lake: the lake of the dataset.
+        description: the model's model.json.
+    """
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    path = lake.datasets.partition(description["run_date"]).path
+    kind = "local" if file_io.is_local(path) else path.partition(":")[0].removesuffix("a")  # s3a is S3
+    profile = {key: description[key] for key in ("train_rows", "trained_days") if key in description}
+    dataset = Dataset(
+        name=f"datasets dt={description['run_date']}",
+        digest=description["dataset_digest"],
+        source_type=kind,
+        source=json.dumps({"uri": _absolute(path).replace("s3a://", "s3://")}),
+        profile=json.dumps(profile),
+    )
+    client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+
+
+def _absolute(root: str) -> str:
+    return str(Path(file_io.filesystem(root)[1]).resolve()) if file_io.is_local(root) else root

@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 def start() -> None:
-    """Starts the process if it is not running. The process imports MLflow at once, and ends with this one."""
+    """Starts the process if it is not running. It imports MLflow at once, and ends with the job's process."""
     global _process
     with _lock:
         if _process is None or _process.poll() is not None:

@@ -5,8 +5,8 @@
 
 The gate, warm starts and overrides use only the models in `models/<name>`, which were trained on the train
 split. The gate and overrides make no decisions about refits: a refit serves whenever the model that it refits
-is champion. The record is written after the refit is complete. So if the job is killed before, the earlier
-model serves.
+is champion. The record is written after the refit is complete. If the job is killed before the record is
+written, the earlier model serves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Refit:
         run_date: the date on which the champion was promoted and refitted. The refit serves from then on.
         champion: the version of the model that was trained on the train split.
         version: the version of the refit.
-        weights: the digest of its weights; None if an earlier release recorded it.
+        weights: the digest of its weights; None if an earlier release recorded the refit.
     """
 
     run_date: str

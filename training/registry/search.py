@@ -37,9 +37,9 @@ _SEEDS = 2**32  # seeds of Optuna's random numbers are below this number
 class PruningRule:
     """The rule for pruning: it ends a training early if other trainings have better evaluations.
 
-    A training is pruned after an evaluation if its best value so far is worse than the limit of the
-    evaluation's position. The rule depends only on the history of a training. So all ranks and resumed
-    trainings decide the same.
+    A training is pruned after an evaluation if its best value so far is worse than the limit at the position
+    of this evaluation. The rule depends only on the history of a training. So all ranks and resumed trainings
+    decide the same.
 
     Attributes:
         measure: the measure on the validation split.

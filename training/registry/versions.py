@@ -47,7 +47,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "device": True,
     "compile": True,
     "cuda_graphs": True,
-    "kernels": True,  # the same sums by other code; `auto` depends on the node
+    "kernels": True,  # selects the code, not the sums; `auto` depends on the node
     "profile": True,
     "start_timeout_s": True,
     "retrain": True,
@@ -199,7 +199,7 @@ def set_aliases(lake: LakePaths, name: str, challenger: str | None = None) -> No
         mlflow_mirror.set_aliases(lake, refit_name(name), {"champion": refits[-1]})
 
 
-# The retriever: a model that selects candidates. It is trained like the ranker, which scores them.
+# The retriever: a model that selects candidates. It is trained like the ranker, which scores the candidates.
 #
 #     models/<name>-retriever/<version>/            its files, as for every model
 #     models/<name>-retriever/runs/dt=<date>.json   the version trained for a run date

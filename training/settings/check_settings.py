@@ -1,6 +1,7 @@
 """Reads and checks a model's settings, without torch. Settings of other architectures are refused.
 
-The module also makes the type of the section `model`, and checks the features for settings of `train`.
+The module also makes the type of the section `model`. It checks whether features fit the settings `negatives`
+and `unknown_share` of the section `train`.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def require_no_pair_features(names: Sequence[str]) -> None:
 
 
 def require_oov_ids(names: Collection[str], features: Sequence[str]) -> None:
-    """Raises ConfigError unless unknown values of each named feature have the id OOV_ID.
+    """Raises ConfigError if unknown values of a named feature do not have the id OOV_ID.
 
     Args:
         names: the features that `train.unknown_share` names.

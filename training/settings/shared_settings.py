@@ -75,7 +75,7 @@ def item_of(settings: HistorySettings, features: Features) -> str:
 
 
 def check_history(settings: HistorySettings, features: Features) -> None:
-    """Raises ConfigError unless the item and the history are features."""
+    """Raises ConfigError if the item or the history is not a feature."""
     if settings.history not in features.lists:
         raise ConfigError(
             f"model.history={settings.history!r} is not a feature of kind multi_hot; these features are "
@@ -117,7 +117,7 @@ class SequenceSettings(HistorySettings):
 
 
 def check_features(architecture: str, settings: HistorySettings, features: Features) -> None:
-    """Raises ConfigError unless the item and the history are features, and no feature has scope `pair`."""
+    """Raises ConfigError if the item or the history is not a feature, or a feature has scope `pair`."""
     check_history(settings, features)
     refuse_pairs(architecture, features.pairs)
 
@@ -133,7 +133,7 @@ def refuse_pairs(architecture: str, pairs: Sequence[str]) -> None:
         )
 
 
-# The settings of FTRL-Proximal (training/optimizers/dense_optimizers.py has the algorithm).
+# The settings of FTRL-Proximal (training/optimizers/updates.py has the algorithm).
 
 _Positive = Annotated[float, Field(gt=0)]
 _NotNegative = Annotated[float, Field(ge=0)]

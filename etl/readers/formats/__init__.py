@@ -7,6 +7,6 @@ A package adds a format by an entry point of the group `nightrank.readers`. The 
     class Reader(TableReader)        reads the files (etl/readers/base.py)
 
 Instead of the class `Reader`, a module may have a function `reader` that returns the class. Every job imports
-the settings of all formats. The readers of the checkout are in other modules. A process imports such a module
-only when it reads files of the format.
+the settings of all formats. The readers of the formats in this folder are modules of etl/readers. A process
+imports such a module only when it reads files of the format.
 """

@@ -83,7 +83,7 @@ def _data_lead(run: RunFacts, days: list[Day]) -> Html:
 
 
 def _once(days: list[Day]) -> list[Day]:
-    """Returns one entry per day. A day that is divided into several splits has several entries in `days`."""
+    """Returns one entry per day. In `days`, a day has several entries if its rows are in several splits."""
     return list({day.dt: day for day in days}.values())
 
 
@@ -130,7 +130,10 @@ def _by_reason(days: list[Day]) -> Html | None:
 
 
 def _without_row(run: RunFacts) -> Html | None:
-    """Returns a table of the users and items without a row; None if no table of attributes is configured."""
+    """Returns a table with the numbers of users and items that have no row in their table of attributes.
+
+    Returns None if no table of attributes is configured.
+    """
     rows: list[list[Child]] = [
         [
             tag("code", missing_rows.section),

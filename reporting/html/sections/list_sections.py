@@ -332,8 +332,8 @@ def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float,
 def _coverage_lead(items: int, ordered: list[tuple[str, int]], counts: ItemCounts) -> Html:
     """Returns the introductory sentence.
 
-    It has the number of recommended items, and the share of list entries of the most recommended tenth of the
-    items.
+    It contains the number of recommended items, and the share of all list entries that the most recommended
+    tenth of the items has.
     """
     tenth = sum(times for _, times in ordered[: max(1, items // 10)]) / counts.rows
     part = ""

@@ -185,7 +185,11 @@ def _rates(facts: Mapping[str, Any], date: str) -> Html:
 
 
 def _explored(facts: Mapping[str, Any]) -> Html:
-    """Returns a table of the click rates of explored positions, in the drawn order and ordered by score."""
+    """Returns a table of the click rates of explored positions.
+
+    It compares the click rate in the order that exploration drew with an estimate for the order of the
+    scores.
+    """
     explored = facts["explored"]
     names = {"click_rate": "As drawn", "by_score": "In the order of the scores", "difference": "Difference"}
     rows: list[list[Child]] = [

@@ -15,7 +15,7 @@ and one of these two functions:
                                      (scoring/candidates/source_tables.py)
     propose(settings: Settings, inputs: SourceInputs) -> DataFrame
                                      returns pairs with scores, always as a frame of Spark.
-                                     The same file joins and sorts the pairs, and keeps
+                                     source_tables.py joins and sorts the pairs, and keeps
                                      the best n of each user
 
 Every job reads the settings, and so imports the modules. To keep this fast, a module imports the packages

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("nightrank")
 
 _BATCH_ROWS = 1 << 15
-_ROWS_PER_CONNECTION = 50_000  # for fewer rows, opening another connection does not pay off
+_ROWS_PER_CONNECTION = 50_000  # for fewer rows, opening another connection takes more time than it saves
 _COPIED = pa.schema([("rows", pa.int64())])
 # The escapes for special characters in the text format of COPY. The backslash is escaped first, because the
 # other escapes contain it.
@@ -175,7 +175,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
                 )
             served.require_keys(table)
             replaced = served.replace(table, digest, expected, sink.keep_dates)
-        drop_abandoned(served)  # also tables whose last statement has ended only now
+        drop_abandoned(served)  # also tables whose last statement has ended in the meantime
     return Delivered(target, expected, replaced.written, replaced.deleted)
 
 

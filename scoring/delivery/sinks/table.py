@@ -136,7 +136,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
         lists: the published lists of the date.
 
     Raises:
-        ConfigError: Spark cannot open or create a table, or its format or partitions are others.
+        ConfigError: Spark cannot open or create a table, or a table has another format or other partitions.
         DataError: the columns of a table differ from those of the rows, or the lake does not have the tables
             of `sink.features`.
         InfrastructureError: a table cannot be read or written, or other programs change it.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conf.errors import DataError, InfrastructureError
-from scoring.candidates.ease_weights import WEIGHTS, ease_weights, gram_matrix, weight_batches
+from scoring.candidates.ease import WEIGHTS, ease_weights, gram_matrix, weight_batches
 from scoring.candidates.item_vectors import ItemVectors, load_item_vectors, rounded
 from scoring.requests import ItemVectorsRequest
 

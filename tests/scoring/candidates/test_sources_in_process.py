@@ -23,8 +23,7 @@ from scoring.candidates.als_vectors import first_vectors
 from scoring.candidates.build import make_candidates
 from scoring.candidates.candidate_tables import read_candidate_tables, segment_of
 from scoring.candidates.clicks import clicked_items
-from scoring.candidates.ease import ease_items
-from scoring.candidates.ease_weights import gram_matrix
+from scoring.candidates.ease import ease_items, gram_matrix
 from scoring.candidates.exclusions import Exclusions, exclude
 from scoring.candidates.item_pairs import ClickMatrix, neighbour_table, pair_batches
 from scoring.candidates.lists_in_spark import VectorStore

@@ -24,9 +24,8 @@ from training.embeddings.table import StackedEmbedding
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.native.library import AVX2, AVX512, BEST, EVERYWHERE
-from training.optimizers import row_optimizers
-from training.optimizers.row_optimizers import LazyAdam, RowSgd, row_optimizer
-from training.optimizers.updates import Updates
+from training.optimizers import updates as optimizers
+from training.optimizers.updates import LazyAdam, RowSgd, Updates, row_optimizer
 
 ROWS, DIM = 12, 3
 RATES = (0.1, 0.05, 0.2, 0.1)
@@ -65,7 +64,7 @@ def test_lazy_adam_equals_numpy_and_counts_each_rows_own_updates(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr(row_optimizers, "library", lambda: None)
+        monkeypatch.setattr(optimizers, "library", lambda: None)
     table = make_table()
     weight = table.weight.numpy().astype(np.float64)
     mean, square, updates = np.zeros((ROWS, DIM)), np.zeros((ROWS, DIM)), np.zeros(ROWS, np.int64)
@@ -95,7 +94,7 @@ def test_the_compiled_lazy_adam_is_that_of_torch(
     rng = np.random.default_rng(dim)
     rows = torch.from_numpy(rng.permutation(700)[:600])
     values = [torch.from_numpy(rng.normal(size=(600, dim)).astype(np.float32)) for _ in range(3)]
-    monkeypatch.setattr(row_optimizers, "_NUMBERS_OF_A_THREAD", 1)
+    monkeypatch.setattr(optimizers, "_NUMBERS_OF_A_THREAD", 1)
 
     def changes(threads: int | None) -> list[torch.Tensor]:
         table = StackedEmbedding([700], dim)
@@ -106,7 +105,7 @@ def test_the_compiled_lazy_adam_is_that_of_torch(
             before = table.weight.detach().clone()
             gradient = SummedRowGradient(rows, value)
             if threads is None:
-                with mock.patch.object(row_optimizers, "library", return_value=None):
+                with mock.patch.object(optimizers, "library", return_value=None):
                     adam.step(gradient, 0.01, number)
                 results.append((table.weight - before)[rows])
             else:
