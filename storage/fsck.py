@@ -172,7 +172,7 @@ def _is_current(partition: Partition, manifest: Manifest) -> bool:
 def _remedy(partition: Partition) -> str:
     """Returns the remedy that says which job writes a partition again."""
     if partition.table.split("/")[0] == _WORKFLOW:
-        return f"run build_features again for the date that has fitted {partition.table}"
+        return f"run build_features again for the run date that fitted {partition.table}"
     return f"run {job_of(partition.table)} for {partition.dt} again"
 
 

@@ -289,6 +289,10 @@ BY_COUNTRY = {
             {"filters": [_table("item n", filter="out_of_stock", item="item", stock="n")]},
             r"list the texts that mean out of stock in `sold_out`",
         ),
+        (
+            {"filters": [_table("item", filter="out_of_stock", item="item", sold_out=["sold out"])]},
+            r"stock=None is not a column of type string: remove sold_out",
+        ),
         ({"filters": [_table("item land", **BY_COUNTRY)]}, r"'country' is not a column of user_attributes"),
         (
             {"filters": [_table("item land", **{**BY_COUNTRY, "rule": "at_least"})]},
