@@ -161,7 +161,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no seeds": ({"runs": [{"name": "a"}], "repeat_seeds": []}, "repeat_seeds"),
     "both": ({"runs": [{"name": "a"}], "grid": {"train.epochs": [1]}}, "exactly one of the keys"),
     "neither": ({}, "exactly one of the keys"),
-    "too many": ({"grid": {"train.epochs": list(range(1, 102))}}, "101 trainings; a file may have 100"),
+    "too many": (
+        {"grid": {"train.epochs": list(range(1, 102))}},
+        "101 trainings; a file may have at most 100",
+    ),
     "test split": ({"runs": [{"name": "a"}], "choose_by": "test.auc"}, "choose_by='test.auc'"),
     "lists": ({"runs": [{"name": "a"}], "choose_by": "ndcg"}, "choose_by='ndcg'"),
     "misspelled": ({"runs": [{"name": "a", "sets": {}}]}, "unknown key runs.0.sets"),

@@ -134,7 +134,7 @@ def test_no_rows_are_a_partition_too(spark: SparkSession, partition: Partition) 
             r"c has values from -1 to 5, but they must be at least 0 and below 6",
         ),
         ({}, Rules(not_null=["user_key"]), 60, "the column user_key was not written"),
-        ({}, Rules(), 61, "60 rows were written, 61 expected"),
+        ({}, Rules(), 61, "60 rows were written, but 61 were expected"),
     ],
 )
 def test_what_breaks_a_rule_is_not_published(
