@@ -277,7 +277,7 @@ def test_the_job_reads_the_texts_of_users_when_it_delivers(runs: PublishedRuns, 
 
 def test_columns_of_users_have_names_of_their_own(tmp_path: Path) -> None:
     for names in (["item_1"], ["score"], ["a", "a"]):
-        with pytest.raises(ValidationError, match="a line has other columns of these names"):
+        with pytest.raises(ValidationError, match="the columns of a line must have different names"):
             sink_to(tmp_path, user_columns=names)
 
 
