@@ -173,7 +173,7 @@ def _check_experiment(config: Config) -> None:
         return
     if not config.keys:
         raise ConfigError(
-            "serving.experiment assigns users, but the section `keys` is missing",
+            "serving.experiment assigns users to variants, but the section `keys` is missing",
             "name the columns of the user and the item under `keys`, or remove serving.experiment",
         )
     if config.score.blend != "none":

@@ -314,7 +314,7 @@ def test_other_columns_of_a_log_of_choices_are_named(shop: Path) -> None:
         pd.read_csv(f"events_{day}.csv").assign(price=1.5).to_csv(f"events_{day}.csv", index=False)
     assert _init() == 0
     text = (shop / "shop.yaml").read_text()
-    assert "No feature: log.price, because an item that a user did not choose has no row with it" in text
+    assert "No feature: log.price, because this log has rows only of items that users chose" in text
 
 
 def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:
