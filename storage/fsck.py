@@ -251,6 +251,6 @@ def _set_aside(path: str) -> str:
     files, inner = file_io.filesystem(path)
     files.move(inner, file_io.filesystem(kept)[1])
     return (
-        f"{path}: renamed to {kept.rpartition('/')[2]}. Its partition is not published any more; a later run "
-        "deletes the data files that it named"
+        f"{path}: renamed to {kept.rpartition('/')[2]}. The partition of this manifest is not published "
+        "any more; a later run deletes the data files that the manifest listed"
     )
