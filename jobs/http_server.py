@@ -167,7 +167,7 @@ class ServerMetrics:
         )
         self.in_work = Gauge(
             "nightrank_serve_requests_in_work",
-            ("Requests that wait or are being answered"),
+            "Requests that wait or are being answered",
             registry=self._registry,
         )
         self.connections = Gauge("nightrank_serve_connections", "Open connections", registry=self._registry)

@@ -184,8 +184,8 @@ def _check_experiment(config: Config) -> None:
         )
     if config.measure.against != "next_day":
         raise ConfigError(
-            f"serving.experiment needs measure.against=next_day, not {config.measure.against}: only clicks "
-            "after the lists can compare the variants",
+            f"serving.experiment needs measure.against=next_day, not {config.measure.against}, because "
+            "only clicks after the lists were made can be used to compare the variants",
             "set measure.against=next_day, or remove serving.experiment",
         )
 
@@ -201,8 +201,8 @@ def _check_impressions(config: Config) -> None:
         )
     if config.measure.against != "next_day":
         raise ConfigError(
-            f"serving.impressions needs measure.against=next_day, not {config.measure.against}: only the "
-            f"day after the lists has their impressions",
+            f"serving.impressions needs measure.against=next_day, not {config.measure.against}, because "
+            "the lists are shown on the day after the run date",
             "set measure.against=next_day, or remove serving.impressions",
         )
 

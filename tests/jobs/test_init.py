@@ -497,7 +497,7 @@ def test_questions_are_asked_or_written(tmp_path: Path) -> None:
     )
     silent = Questions(ask=False)
     assert silent.choose("Which?", ["a", "b"]) == "a"
-    assert silent.open == ["Which? a was taken; possible are also: b"]
+    assert silent.open == ["Which? a was taken; other possible answers: b"]
 
 
 def _german(shop: Path) -> None:
@@ -514,7 +514,7 @@ def test_a_column_of_unknown_events_is_asked_for(shop: Path) -> None:
     assert "label" not in new_config(Wishes("events_*.csv"), silent).sections["log"]
     assert silent.open == [
         "Which column says what the user did (viewed, bought)? no column: every row is a click was taken; "
-        "possible are also: ereignis"
+        "other possible answers: ereignis"
     ]
     asked = Questions(ask=True, _input=io.StringIO("2\n"), _output=io.StringIO())
     label = new_config(Wishes("events_*.csv"), asked).sections["log"]["label"]
