@@ -139,7 +139,7 @@ def test_the_ranker_scores_inputs_of_the_model(
 @pytest.mark.parametrize(
     "column, value, message",
     [
-        ("age", 17.5, "column age, row 2: 17.5 is not an integer"),
+        ("age", 17.5, "column age, row 2: 17.5 is not a whole number"),
         ("price", 1e300, "column price, row 2: 1e+300 is outside the range of float32"),
         ("tags", "t1", "column tags, row 2: 't1' is not a list of texts in JSON"),
         ("sizes", "[1, 2.5]", "column sizes, row 2: '[1, 2.5]' is not a list of integers in JSON"),
@@ -214,7 +214,7 @@ def test_a_wrong_request_does_not_fail_those_of_the_same_batch(
             requests[wrong]["age"] = np.array([[17.5]])
         for place, response in enumerate(encoder.execute(requests)):
             if place == wrong:
-                assert response.message.startswith("column age, row 0: 17.5 is not an integer")
+                assert response.message.startswith("column age, row 0: 17.5 is not a whole number")
                 assert response.code == "invalid"
             else:
                 expected = models[0].inputs(parts[place])

@@ -229,9 +229,9 @@ def test_wrong_rows_columns_types_and_nulls_are_named(tmp_path: Path) -> None:
         read_columns(DataFile(str(tmp_path / "gone.parquet"), 10), SPEC, MultiHot())
     with pytest.raises(DataError, match=r"lacks the columns \['C1'\]"):
         read_columns(broken(path, C1=None), SPEC, MultiHot())
-    with pytest.raises(DataError, match="column C1 has type float64, not int32"):
+    with pytest.raises(DataError, match="column C1 was read as float64, but must be int32"):
         read_columns(broken(path, C1=pa.array([None, *range(9)], pa.int32())), SPEC, MultiHot())
-    with pytest.raises(DataError, match="column I0 has type float64, not float32"):
+    with pytest.raises(DataError, match="column I0 was read as float64, but must be float32"):
         read_columns(broken(path, I0=pa.array(range(10), pa.float64())), SPEC, MultiHot())
 
 
