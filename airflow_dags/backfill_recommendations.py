@@ -51,7 +51,7 @@ def create_backfill(dataset: Dataset) -> DAG:
     """Creates the DAG `backfill_recommendations` of a dataset."""
     with DAG(
         dataset.id_of(DAG_ID),
-        description="Past days, one after another",
+        description="Makes the lists of past days, one after another",
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,

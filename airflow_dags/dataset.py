@@ -150,7 +150,7 @@ class Dataset:
         """Checks that a schedule has at most one run a day. A second run would process the same day again."""
         cron = getattr(self, option)
         if not isinstance(cron, str) or not form.match(cron) or len(cron.split()) != len("mhdmw"):
-            raise self._wrong(option, "is not a schedule with one run a day at most", f"write {rule}")
+            raise self._wrong(option, "is not a schedule with at most one run a day", f"write {rule}")
         if not croniter.is_valid(cron):
             raise self._wrong(option, "is not a cron expression", f"write {rule}")
 

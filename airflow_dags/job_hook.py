@@ -64,7 +64,12 @@ class JobHook(SparkSubmitHook):
         start = command.index(application)
         options = shlex.join([*command[1:start], "pyspark-shell"])
         self._env = {**(self._env or {}), "PYSPARK_SUBMIT_ARGS": options}
-        self.log.info("The master is local, so the job starts without a JVM: %s with %s", python, options)
+        self.log.info(
+            "The master is local, so the job starts without a JVM, with the program %s and "
+            "PYSPARK_SUBMIT_ARGS=%s",
+            python,
+            options,
+        )
         return [python, *command[start:]]
 
     def _python_of_local_jobs(self) -> str | None:

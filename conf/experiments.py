@@ -76,7 +76,7 @@ def plan_experiments(config: Config, experiments: Experiments, path: str) -> lis
     if named * len(seeds) > MOST_TRAININGS:
         raise ConfigError(
             f"{path} has {named} experiments with {len(seeds)} seeds each, which are {named * len(seeds)} "
-            f"trainings; a file may have {MOST_TRAININGS}",
+            f"trainings; a file may have at most {MOST_TRAININGS}",
             "remove values or seeds, or divide the experiments among several files",
         )
     return [
@@ -335,7 +335,7 @@ class SearchedValues(Strict):
                 raise ValueError(
                     f"choices={self.choices!r} leaves nothing to search: list two values or more"
                 )
-            _require_distinct("the values of choices", self.choices)
+            _require_distinct("the list of choices", self.choices)
         elif self.low is None or self.high is None:
             raise ValueError(
                 f"low={self.low!r} and high={self.high!r}: write both, such as {{low: 0.001, high: 0.1}}, or "
@@ -343,12 +343,12 @@ class SearchedValues(Strict):
             )
         elif self.low >= self.high:
             raise ValueError(
-                f"low={self.low!r} is not less than high={self.high!r}: write the smaller number as low; a "
-                "setting with one value belongs into the configuration"
+                f"low={self.low!r} is not less than high={self.high!r}: write the smaller number as low, "
+                "or set a single value in the configuration"
             )
         elif self.log and self.low <= 0:
             raise ValueError(
-                f"log=true has no logarithm of low={self.low!r}: write a low above 0, or remove log"
+                f"low={self.low!r} has no logarithm, which log=true needs: write a low above 0, or remove log"
             )
         return self
 
@@ -464,9 +464,9 @@ class Experiments(Strict):
     @model_validator(mode="after")
     def _distinct(self) -> Experiments:
         _require_distinct("repeat_seeds", self.repeat_seeds or [])
-        _require_distinct("runs has names that", [run.name for run in self.runs or []])
+        _require_distinct("the list of names in runs", [run.name for run in self.runs or []])
         for key, values in (self.grid or {}).items():
-            _require_distinct(f"grid: the values of {key}", values)
+            _require_distinct(f"grid: the list of {key}", values)
         return self
 
 
@@ -475,7 +475,7 @@ def _require_distinct(what: str, values: list[Any]) -> None:
     seen: list[Any] = []
     for value in values:
         if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in seen):
-            raise ValueError(f"{what} occur twice: {value!r}; remove one of the two")
+            raise ValueError(f"{what} contains {value!r} twice; remove one of the two")
         seen.append(value)
 
 

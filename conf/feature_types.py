@@ -93,10 +93,10 @@ class History(Strict):
     column: ColumnName = Field(default="history", description="Name of the new column, a list of strings.")
     ages: ColumnName | None = Field(
         default=None,
-        description="Name of another new column, a list of int: for each item of the list, the seconds from "
-        "its click to the click of the first item, which is the user's last one before the row. So the first "
-        "number is 0. The operator `bucketize` turns the list into ids, which a model such as `hstu` reads. "
-        "It needs log.event_time. Null: no such column.",
+        description="Name of another new column with a list of integers: for each item of the history, the "
+        "seconds from its click to the user's last click before the row. The first item is that of "
+        "this last click, so the first number is 0. The operator `bucketize` turns the list into ids, "
+        "which a model such as `hstu` reads. The column needs log.event_time. Null: no such column.",
     )
     length: PositiveInt = Field(default=50, description="Largest number of items in a list.")
     days: Days | None = Field(
@@ -204,9 +204,12 @@ class SplitConfig(Strict):
     @model_validator(mode="after")
     def _check(self) -> SplitConfig:
         if self.train + self.validation >= 1.0:
-            raise ValueError(f"train={self.train} + validation={self.validation} leaves no rows for test")
+            raise ValueError(
+                f"train={self.train} + validation={self.validation} leaves no rows for test: choose shares "
+                "whose sum is below 1"
+            )
         if self.min_train_days > self.train_days:
             raise ValueError(
-                f"min_train_days={self.min_train_days} is more than train_days={self.train_days}"
+                f"min_train_days={self.min_train_days} must not be more than train_days={self.train_days}"
             )
         return self

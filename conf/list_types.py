@@ -236,10 +236,15 @@ class OutOfStock(RawTable):
             raise ValueError(
                 f"stock={self.stock!r} is a column of lists: give it the type int, float, bool or string"
             )
-        if (kind == "string") != bool(self.sold_out):
+        if kind == "string" and not self.sold_out:
             raise ValueError(
-                f"stock={self.stock!r} and sold_out={self.sold_out} do not fit: list the texts that mean out "
-                "of stock in `sold_out` if `stock` is a column of type string, and only then"
+                f"stock={self.stock!r} is a column of type string: list the texts that mean out of stock in "
+                "`sold_out`"
+            )
+        if kind != "string" and self.sold_out:
+            raise ValueError(
+                f"sold_out={self.sold_out} lists texts, but stock={self.stock!r} is not a column of type "
+                "string: remove sold_out, or give the column the type string"
             )
         return self
 
@@ -298,7 +303,9 @@ class Candidates(Strict):
     user_attributes: UserAttributes | None = Field(
         default=None, description="Table of user attributes for segments and filters. Null: none."
     )
-    filters: list[Filter] = Field(default=[], description="Tables that exclude further items.")
+    filters: list[Filter] = Field(
+        default=[], description="Tables that exclude items from lists, in addition to `exclude_clicked`."
+    )
 
     @property
     def retrieval(self) -> ModelSource | None:
@@ -323,7 +330,8 @@ class Candidates(Strict):
         every = [source.name for source in self.sources if source.every_item]
         if every and (len(names) > 1 or self.max is not None):
             raise ValueError(
-                f"sources: {every[0]} gives every item, so remove the other sources and the key `max`"
+                f"sources: {every[0]} offers every item to every user, so remove the other sources and the "
+                "key `max`"
             )
         filters = [rule.name for rule in self.filters]
         again = sorted({name for name in filters if filters.count(name) > 1})
@@ -483,7 +491,7 @@ class ListRules(Strict):
         names = [str(name) for name in values if name not in cls.model_fields]
         others = [name for name in names if name not in built_in]
         if unknown := [name for name in others if RULE.find(name) is None]:
-            raise ValueError(f"there are no rules {unknown}; known: {RULE.names()}")
+            raise ValueError(f"the rules {unknown} do not exist; known: {RULE.names()}")
         if wrong := [name for name in others if not isinstance(values.get(name), dict | None)]:
             raise ValueError(f"the rules {wrong} need a section with their settings, such as {{weight: 2}}")
         ours = {name: values[name] for name in names if name in built_in}

@@ -299,7 +299,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     if len(content) > _MOST_TEXT:
         raise ConfigError(
-            f"{path} has more than {_MOST_TEXT:,} bytes, so it is not a configuration",
+            f"{path} has more than {_MOST_TEXT:,} bytes, the largest size of a configuration file",
             "give the path of a configuration file",
         )
     try:
@@ -344,7 +344,7 @@ def _load_yaml(text: str) -> Any:
     Raises one of the errors in NOT_YAML if the text is not YAML or exceeds a limit.
     """
     if len(text) > _MOST_TEXT:
-        raise yaml.YAMLError(f"it has {len(text):,} characters; at most {_MOST_TEXT:,} are allowed")
+        raise yaml.YAMLError(f"the text has {len(text):,} characters; at most {_MOST_TEXT:,} are allowed")
     return yaml.load(text, Loader=_Loader)
 
 
@@ -433,7 +433,9 @@ class _Loader(yaml.SafeLoader):
             return node
         self._sizes[node] = size = 1 + self._size_of_parts(node)
         if size > _MOST_REPEATED:
-            raise yaml.YAMLError(f"its aliases stand for more than {_MOST_REPEATED:,} characters")
+            raise yaml.YAMLError(
+                f"a value has more than {_MOST_REPEATED:,} characters, with the values that aliases repeat"
+            )
         return node
 
     def _size_of_parts(self, node: yaml.Node) -> int:

@@ -99,14 +99,14 @@ def _check_dates(path: str) -> None:
     for notation in notations:
         if notation is not None and not (notation.isascii() and _DATE_NOTATION.fullmatch(notation)):
             raise ValueError(
-                f"{{date:{notation}}} is no notation of a day: write %Y, %m and %d in it, such as "
+                f"{{date:{notation}}} is not a notation of a day: write %Y, %m and %d in it, such as "
                 "{date:%Y%m%d}; {date} alone is YYYY-MM-DD"
             )
     together = "".join("%Y%m%d" if notation is None else notation for notation in notations)
     if missing := [part for part in ("%Y", "%m", "%d") if part not in together]:
         raise ValueError(
-            f"{path!r} has a day without {' and '.join(missing)}: write {{date:%Y%m%d}}, or one folder for "
-            "each part, such as year={date:%Y}/month={date:%m}/day={date:%d}"
+            f"{path!r} contains a date without {' and '.join(missing)}: write {{date:%Y%m%d}}, or one "
+            "folder for each part, such as year={date:%Y}/month={date:%m}/day={date:%d}"
         )
 
 
@@ -137,7 +137,7 @@ def reject_repeated(where: str, names: list[str]) -> None:
     """Raises ValueError if the key `where` lists a column twice."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise ValueError(f"{where} names columns twice: {repeated}; remove one of the two")
+        raise ValueError(f"{where} names the columns {repeated} twice; name each column once")
 
 
 # Dates in arguments and configurations: ISO dates. The rules limit years, so that date arithmetic cannot

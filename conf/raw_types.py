@@ -380,20 +380,22 @@ class RawTable(Strict):
             )
         if self.null_values != [""] and not format_settings(self.format).has_null_values:
             raise ValueError(
-                f"null_values are texts that stand for null in text files, but the format is {self.format}, "
-                "which has nulls: remove them"
+                "null_values are texts that stand for null in text files, but the format is "
+                f"{self.format}, whose files store nulls: remove null_values"
             )
         if self.decimal_separator != POINT and not format_settings(self.format).has_null_values:
             raise ValueError(
                 f"decimal_separator says how text files write numbers, but the format is {self.format}, "
-                "whose numbers are no texts: remove it"
+                "whose files do not store numbers as text: remove decimal_separator"
             )
         if self.encoding != UTF8 and not format_settings(self.format).is_text:
-            raise ValueError(f"encoding is that of text files, but the format is {self.format}: remove it")
+            raise ValueError(
+                f"encoding applies only to text files, but the format is {self.format}: remove encoding"
+            )
         if self.decimal_separator == self.field_separator and format_settings(self.format).is_positional:
             raise ValueError(
-                f"decimal_separator and separator are both a comma, but fields of {self.format} files have "
-                "no quotes: correct one of the two"
+                f"decimal_separator and separator are both a comma. Fields of {self.format} files have no "
+                "quotes, so a number with a comma would become two fields: correct one of the two"
             )
         for column in self.columns:
             if (
@@ -629,7 +631,9 @@ class Label(Strict):
         rules = ("positive_at_least", "positive", "weights")
         ruled = [key for key in rules if getattr(self, key) is not None]
         if self.column is None and ruled:
-            raise ValueError(f"{ruled} are rules for the values of a column: set `column`")
+            raise ValueError(
+                f"{ruled} apply to the values of a column: set `column` to the name of this column"
+            )
         if self.positive is None:
             if self.weights is not None:
                 raise ValueError(

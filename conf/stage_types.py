@@ -46,7 +46,7 @@ class Stop(Strict):
     )
     min_coverage: Share | None = Field(
         default=None,
-        description="Smallest share of all items that occur in at least one list. Null: no limit.",
+        description="Smallest share of the candidate items that occur in at least one list. Null: no limit.",
     )
     max_cold_share: Share | None = Field(
         default=None,
@@ -164,10 +164,10 @@ class Score(Strict):
     context: dict[str, str | int | float] = Field(
         default={},
         description="The raw values with which lists are scored: maps raw columns of the features of scope "
-        "`context` to one value. A column that is missing here has the most frequent value of the train rows "
-        "of the run date, computed from the 20 most frequent values of each day. Texts of more than "
-        "200 characters are no default. The summary of score_daily and the report show the values that "
-        "were used.",
+        "`context` to one value. A column that is missing here has the most frequent value of the "
+        "train rows of the run date, computed from the 20 most frequent values of each day. A text of "
+        "more than 200 characters is never used in this way. The summary of score_daily and the report "
+        "show the values that were used.",
     )
     rows_per_step: PositiveInt | None = Field(
         default=None,
@@ -259,7 +259,7 @@ class Generate(Strict):
     first_date: IsoDate = Field(
         default="2026-01-01",
         description="First day of the generated log, for the demo. generate_clicks does not read this key: "
-        "it begins with its run date.",
+        "its log begins with its run date.",
     )
     rows_per_day: PositiveInt = Field(
         default=60_000,
@@ -292,7 +292,7 @@ class Generate(Strict):
     def _every_file_has_rows(self) -> Generate:
         if self.files_per_day > self.rows_per_day:
             raise ValueError(
-                f"files_per_day={self.files_per_day} is more than rows_per_day={self.rows_per_day}"
+                f"files_per_day={self.files_per_day} must not be more than rows_per_day={self.rows_per_day}"
             )
         if self.layout == "outbrain" and self.items < 100:
             raise ValueError(f"items={self.items} is too few: layout=outbrain needs at least 100")

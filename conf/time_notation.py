@@ -80,11 +80,11 @@ def _parts_of(pattern: str) -> list[str]:
             f"the directives {unknown} are not known; a format may have {sorted(_PART_OF)} and %%"
         )
     if "%" in directives or not pattern.isascii() or not pattern.isprintable():
-        raise ValueError("a format must have only ASCII characters, and a percent sign is written as %%")
+        raise ValueError("a format must have only printable ASCII characters; write a percent sign as %%")
     parts = [_PART_OF[token] for token in directives]
     repeated = sorted({part for part in parts if parts.count(part) > 1})
     if repeated:
-        raise ValueError(f"the format reads the {' and the '.join(repeated)} more than once")
+        raise ValueError(f"the format contains the {' and the '.join(repeated)} more than once")
     if ("%I" in directives) != ("%p" in directives):
         raise ValueError(
             "%I (hours from 1 to 12) and %p (AM or PM) must be used together; write %H for hours from 0 to 23"

@@ -149,7 +149,9 @@ class ModelConfig(Strict):
 
     model_config = ConfigDict(extra="allow")
 
-    architecture: str = Field(description="Name of a module in training/architectures.")
+    architecture: str = Field(
+        description="Name of a module in training/architectures, or of the architecture of a package."
+    )
     multi_hot: MultiHot = Field(
         default=MultiHot(), description="How the model reads features that are lists of ids."
     )

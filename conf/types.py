@@ -155,12 +155,12 @@ class Quality(Strict):
     null_rate_change_warn: ShareLimit = Field(
         default=0.1,
         description="Warns if a column's share of nulls differs from that of the train days by more than "
-        "this. Null: no limit.",
+        "this number. Null: no limit.",
     )
     null_rate_change_stop: ShareLimit = Field(
         default=None,
         description="Stops if a column's share of nulls differs from that of the train days by more than "
-        "this. Null: no limit.",
+        "this number. Null: no limit.",
     )
     new_value_rate_warn: ShareLimit = Field(
         default=0.5,
@@ -462,7 +462,7 @@ class Config(Strict):
         "engine applies it.",
     )
     quality: Quality = Field(
-        default=Quality(), description="How much the log of a day may differ from its train days."
+        default=Quality(), description="How much the log of a day may differ from the logs of its train days."
     )
     output: Output = Field(default=Output(), description="Limits for the tables that jobs write.")
     model: ModelConfig = Field(description="The model: a section, or the name of a file with its keys.")

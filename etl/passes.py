@@ -116,7 +116,7 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
             the log is text, and the compiled scanner of text is missing.
     """
     if format_settings(plan.config.log.format).is_text and not is_built():
-        raise ConfigError("the compiled scanner of text is missing", "run `make setup`")
+        raise ConfigError("the compiled scanner, which reads text files, is missing", "run `make setup`")
     road = road_of(plan, on_one_machine=isinstance(workers, LocalWorkers))
     if road.kind == "log":
         return TextPasses(workers, plan, lake)
@@ -269,7 +269,7 @@ def check_days(
     counts = {raw.dt: counts[raw.dt] for raw in in_order}
     empty_days = sorted({*empty_days, *without_rows})
     if empty_days:
-        log.warning("the raw logs of the train days %s hold no row: these days are left out", empty_days)
+        log.warning("the raw logs of the train days %s have no rows, so these days are left out", empty_days)
     _warn_of_missing_days(plan, in_order)
     with phase("quality"):
         quality = report_quality(plan, lake, run_date, splits, passes)
@@ -297,7 +297,7 @@ def _without_days(
         raise no_row(required[0].dt, required[0].paths[0])
     if not plan.is_divided and len(train) < plan.config.split.min_train_days:
         raise DataError(
-            f"the raw logs of the train days {list(without_rows)} hold no row, and only {len(train)} train "
+            f"the raw logs of the train days {list(without_rows)} have no rows, and only {len(train)} train "
             f"days are left, but split.min_train_days={plan.config.split.min_train_days}",
             "deliver the raw logs of these days again, choose a later --run-date, or lower "
             "split.min_train_days",

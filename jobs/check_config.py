@@ -30,9 +30,9 @@ from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
 DESCRIPTION = (
-    "Checks in seconds what a run would refuse after minutes: every key of the configuration, the models and "
-    "operators, the tables, and the first rows of the log's files of all days that a run of the date reads. "
-    "It prints the rows that would be quarantined, with the remedy. It writes nothing."
+    "Checks in seconds what a run would refuse after minutes: every key of the configuration, the models "
+    "and operators, the tables, and the first rows of all raw files of the log that a run of this date "
+    "reads. It prints the rows that would be quarantined, with the remedy. It writes nothing."
 )
 
 # Maximum number of files of each day from which the first rows are read.

@@ -66,7 +66,7 @@ _TEXTS = (
     f"Run records, reports and logs were searched for ids of at least {SHORTEST_ID} characters. Delete the "
     "listed files. Spark's event logs and copies outside of the lake were not searched."
 )
-_UNKNOWN_SINKS = "Sinks without a function to erase users still have their rows."
+_UNKNOWN_SINKS = "Sinks that have no function for erasing users still contain the rows of these users."
 
 
 def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str, JobSummary]:

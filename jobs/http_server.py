@@ -166,7 +166,9 @@ class ServerMetrics:
             registry=self._registry,
         )
         self.in_work = Gauge(
-            "nightrank_serve_requests_in_work", "Requests that wait or are in work", registry=self._registry
+            "nightrank_serve_requests_in_work",
+            "Requests that wait or are being answered",
+            registry=self._registry,
         )
         self.connections = Gauge("nightrank_serve_connections", "Open connections", registry=self._registry)
         self.closed = Counter(
@@ -301,12 +303,14 @@ class HttpApplication:
                     if size > limit:
                         raise too_large
                     if self._buffered > max(self.limits.buffered_bytes, limit):
-                        raise _busy("the server reads too many bodies")
+                        raise _busy("the server already reads the bodies of too many requests")
                     parts.append(part)
                     more = message.get("more_body", False)
         except TimeoutError:
             seconds = f"{self.limits.read_s:g}"
-            raise RefusedError(408, f"the body took more than {seconds} s", {"connection": "close"}) from None
+            raise RefusedError(
+                408, f"the body did not arrive within {seconds} s", {"connection": "close"}
+            ) from None
         finally:
             self._buffered -= size
         return b"".join(parts)
@@ -318,7 +322,10 @@ class HttpApplication:
             RefusedError: too many requests wait, or the route refuses this request.
         """
         if self._admitted >= self.limits.requests:
-            raise _busy(f"{self.limits.requests} requests wait or are in work")
+            raise _busy(
+                f"{self.limits.requests} requests wait or are being answered, which is the limit of this "
+                "server"
+            )
         self._admitted += 1
         self.metrics.in_work.set(self._admitted)
         work = asyncio.get_running_loop().run_in_executor(self._pool, route.answer, request)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 DESCRIPTION = (
     "Looks at the first rows of a log, and writes a configuration with which nightly makes lists. It "
     "prints the content of each column, and its choices with their reasons. It asks a question if the rows "
-    "do not decide. Without a terminal, or with --yes, it takes the first answer and writes the question "
-    "into the file."
+    "do not show which choice is right. Without a terminal, or with --yes, it takes the first answer and "
+    "writes the question into the file."
 )
 _EXAMPLES = 3
 

@@ -488,7 +488,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive_int,
         default=limits.requests,
         metavar="N",
-        help="maximum number of requests that wait or are in work; further requests get status 503 "
+        help="maximum number of requests that wait or are being answered; further requests get status 503 "
         "(default: %(default)s)",
     )
     parser.add_argument(

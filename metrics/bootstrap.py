@@ -278,7 +278,7 @@ def replicates_library() -> ctypes.CDLL | None:
     opened = open_library(LIBRARY, "nightrank_metrics_version", VERSION)
     if opened is None:
         log.warning(
-            "%s is missing or of another version: the gate is slower; run `make setup`",
+            "%s is missing or has another version, so the gate is slower: run `make setup`",
             Path(sys.prefix) / LIBRARY,
         )
         return None

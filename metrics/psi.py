@@ -78,8 +78,8 @@ def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
     e, a = np.asarray(train, np.float64), np.asarray(day, np.float64)  # (B,), (B,)
     if e.shape != a.shape or e.sum() <= 0 or a.sum() <= 0:
         raise ValueError(
-            "PSI needs counts of the same bins in the training window and on the day, and each must have a "
-            f"cell; got {e.tolist()} and {a.tolist()}"
+            "PSI needs counts of the same bins in the training window and on the day, and each of the two "
+            f"must have a count above 0; the counts are {e.tolist()} and {a.tolist()}"
         )
     used = (e > 0) | (a > 0)
     e, a = (np.where(used, counts + _EMPTY, 0.0) for counts in (e, a))

@@ -224,8 +224,11 @@ def _clicks_of(labels: ArrayLike, classes: NDArray[Any], rows: int) -> NDArray[n
 def _labels(labels: ArrayLike, rows: int) -> NDArray[Any]:
     """Returns the labels as an array. Raises DataError if a label is missing, or lengths differ."""
     values = labels if isinstance(labels, pa.Array | pa.ChunkedArray) else np.asarray(labels)
-    if values.shape != (rows,) if isinstance(values, np.ndarray) else len(values) != rows:
-        raise DataError(f"there are {rows} rows, but the labels have another shape", "pass one label per row")
+    shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
+    if shape != (rows,):
+        raise DataError(
+            f"there are {rows} rows, but the labels have the shape {shape}", "pass one label per row"
+        )
     try:
         column = pa.array(values, from_pandas=True) if isinstance(values, np.ndarray) else values
     except pa.ArrowException as error:

@@ -67,8 +67,8 @@ def read_interactions(
     names = [name for name in (user, item, time, label) if name is not None]
     if len(set(names)) < len(names) or {user, item} & set(_OF_LISTS):
         raise ConfigError(
-            f"the columns {names} must have different names, and columns of ids none of the names "
-            f"{list(_OF_LISTS)}",
+            f"the columns {names} must have different names, and a column of ids must not have one of the "
+            f"names {list(_OF_LISTS)}",
             "rename the columns",
         )
     table = local_table(frame, names)
@@ -174,7 +174,7 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
     if len(ids.unique()) < len(ids):
         counts = ids.value_counts()
         twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
-        raise DataError(f"the {section} have {key}={twice[0].as_py()!r} more than once", "keep one row")
+        raise DataError(f"the {section} contain {key}={twice[0].as_py()!r} more than once", "keep one row")
     side = USER if section == "users" else ITEM
     columns = {side: ids}
     for name in table.column_names:

@@ -296,7 +296,7 @@ def principal_components(vectors: ArrayLike) -> Components:
     matrix = np.asarray(vectors, dtype=np.float64)
     if matrix.ndim != 2 or len(matrix) < 3 or matrix.shape[1] < 2:
         raise DataError(
-            f"vectors of the shape {matrix.shape} have no map",
+            f"vectors of the shape {matrix.shape} cannot be drawn as a map",
             "pass three or more vectors of two or more numbers",
         )
     centred = matrix - matrix.mean(axis=0)
@@ -304,7 +304,8 @@ def principal_components(vectors: ArrayLike) -> Components:
     total = float(values.sum())
     if not total > 0:
         raise DataError(
-            "all vectors are equal, so they have no map", "train the model, or choose another feature"
+            "all vectors are equal, so they cannot be drawn as a map",
+            "train the model, or choose another feature",
         )
     first = components[:, [-1, -2]]  # (E, 2)
     largest = first[np.abs(first).argmax(axis=0), [0, 1]]

@@ -262,5 +262,6 @@ def data_error_in(error: BaseException) -> DataError | None:
     path = re.sub(r"^file:/+", "/", unquote(name))
     return DataError(
         f"{path} cannot be read: {root_cause(error)}",
-        "if it is a raw file, deliver it again; if the lake has it, run the job that writes its table again",
+        "if this is a raw file, deliver it again; if it is a file of the lake, run the job that writes its "
+        "table again",
     )

@@ -214,8 +214,8 @@ def accelerator_settings(configured: Callable[[str], str | None], spark_version:
     shim = shim_for(spark_version, shims, jar) if override is None else _overriding(override, shims, jar)
     if manager is not None and manager.startswith(f"{_PACKAGE}.") and manager != shim.shuffle_manager:
         raise ConfigError(
-            f"{SHUFFLE_MANAGER}={manager} does not fit {jar} on Spark {spark_version}, whose class is "
-            f"{shim.shuffle_manager} in this jar",
+            f"{SHUFFLE_MANAGER}={manager} does not fit {jar}: on Spark {spark_version}, the shuffle "
+            f"manager of this jar is {shim.shuffle_manager}",
             f"leave out {SHUFFLE_MANAGER}: jobs derive it from the jar",
         )
     settings = {} if manager is not None else {SHUFFLE_MANAGER: shim.shuffle_manager}

@@ -170,9 +170,10 @@ def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = 
     more = f", and {len(days) - _NAMED_DAYS} more days" if len(days) > _NAMED_DAYS else ""
     content = "no click" if not clicks else "only clicks"
     raise DataError(
-        f"the training rows hold {content} ({named}{more}; {clicks} of {rows} rows in all), "
-        "and a model cannot learn from rows that all have the same label",
-        "check the quarantine of these days and the section `log.label`, then deliver the days again"
+        f"the training rows contain {content} ({named}{more}; {clicks} of {rows} rows in all), and a model "
+        "cannot learn from rows that all have the same label",
+        "check the quarantine of these days and the section `log.label`, then correct the log or the "
+        "configuration, and run build_features again"
         if not clicks
         else "check `log.label`; if the log records only what users chose, add the section `negatives`. If "
         "the configuration has this section, no item was left to draw: each user has a row with every item",

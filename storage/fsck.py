@@ -172,7 +172,7 @@ def _is_current(partition: Partition, manifest: Manifest) -> bool:
 def _remedy(partition: Partition) -> str:
     """Returns the remedy that says which job writes a partition again."""
     if partition.table.split("/")[0] == _WORKFLOW:
-        return f"run build_features again for the date that has fitted {partition.table}"
+        return f"run build_features again for the run date that fitted {partition.table}"
     return f"run {job_of(partition.table)} for {partition.dt} again"
 
 
@@ -251,6 +251,6 @@ def _set_aside(path: str) -> str:
     files, inner = file_io.filesystem(path)
     files.move(inner, file_io.filesystem(kept)[1])
     return (
-        f"{path}: renamed to {kept.rpartition('/')[2]}. Its partition is not published any more; a later run "
-        "deletes the data files that it named"
+        f"{path}: renamed to {kept.rpartition('/')[2]}. The partition of this manifest is not published "
+        "any more; a later run deletes the data files that the manifest listed"
     )

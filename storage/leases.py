@@ -141,7 +141,7 @@ class _Lease:
             if waited >= (wait_s if other.owner.holds else max(wait_s, _SETTLE_S)):
                 raise self._refusal(other)
             if other.owner.holds and not announced:
-                log.info("%s is done by %s; waiting up to %g s", self._what, other.owner, wait_s)
+                log.info("%s is being done by %s; waiting up to %g s", self._what, other.owner, wait_s)
                 announced = True
             # The pauses increase, so that one of many waiting processes eventually finds no other ticket.
             time.sleep(min(turn_s, max(wait_s - waited, _TURN_S)) * random.uniform(0.5, 1.0))
@@ -157,7 +157,11 @@ class _Lease:
         try:
             self._withdraw()
         except OSError as error:
-            log.warning("%s cannot be deleted, so it is valid until it expires: %s", self._path, error)
+            log.warning(
+                "the lease file %s cannot be deleted, so the lease stays valid until it expires: %s",
+                self._path,
+                error,
+            )
 
     def _attempt(self) -> _Ticket | None:
         """Creates a ticket.
@@ -206,7 +210,8 @@ class _Lease:
         now = next((info.mtime for info in infos if info.base_name == self._name), None)
         if now is None:
             raise InfrastructureError(
-                f"the lease of {self._what} was lost: {self._path} was deleted", "run the job again"
+                f"the lease of {self._what} was lost, because its file {self._path} was deleted",
+                "run the job again",
             )
         tickets = []
         for info in infos:
@@ -218,7 +223,11 @@ class _Lease:
             if owner is None:
                 continue
             if age_s > EXPIRES_S or owner.is_dead:
-                log.warning("the lease of %s by %s has ended: it is taken over", self._what, owner)
+                log.warning(
+                    "the lease of %s by %s has expired, or its process has ended: it is taken over",
+                    self._what,
+                    owner,
+                )
                 with suppress(OSError):
                     file_io.delete_if_present(path)
                 continue
@@ -230,7 +239,7 @@ class _Lease:
         return InfrastructureError(
             f"{self._what} is being done by {other.owner}, and must not run twice at the same time",
             "wait until that process has ended, then run the job again, or pass --wait SECONDS. If that "
-            f"process was killed on another machine, its lease ends in {max(ends, 0):.0f} s",
+            f"process was killed on another machine, its lease expires in {max(ends, 0):.0f} s",
         )
 
     def _renew(self) -> None:
@@ -241,7 +250,7 @@ class _Lease:
                     log.error("the lease of %s was lost, because it was not renewed in time", self._what)
                     return
             except (OSError, InfrastructureError) as error:
-                log.warning("%s cannot be renewed: %s", self._path, error)
+                log.warning("the lease file %s cannot be renewed: %s", self._path, error)
 
     def _touch(self) -> bool:
         """Sets the time of the ticket.

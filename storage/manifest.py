@@ -237,8 +237,8 @@ def require_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
     manifest = read_manifest(partition)
     if dict(manifest.inputs) != dict(inputs):
         raise InfrastructureError(
-            f"{partition.path} was replaced while this run used it, by a run of another configuration or "
-            "because the raw log has changed",
+            f"{partition.path} was replaced while this run used it: a run of another configuration wrote "
+            "it, or the raw log has changed",
             "run the job again; if two configurations use this lake, give each one a lake of its own",
         )
     return manifest

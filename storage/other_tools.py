@@ -145,8 +145,8 @@ def _link(folder: Path, targets: Mapping[str, str]) -> None:
                 if not link.startswith(STOP):
                     (folder / link).unlink()
             log.warning(
-                "%s cannot be linked into %s (%s): tools that list the folder find no files, "
-                "but readers of the manifest find all",
+                "%s cannot be linked into %s (%s): tools that list this folder find no files, but readers "
+                "of the manifest find all of them",
                 target,
                 folder,
                 error.strerror,

@@ -400,7 +400,7 @@ def verify(
     written = sum(file.entry.rows for file in files)
     if expected_rows is not None and written != expected_rows:
         raise DataError(
-            f"{partition.path}: {written} rows were written, {expected_rows} expected",
+            f"{partition.path}: {written} rows were written, but {expected_rows} were expected",
             "rerun the job: its input probably changed while it ran; if that fails too, please report it",
         )
     names = {name for name, _ in schema}
@@ -422,7 +422,8 @@ def verify(
             )
         if lowest < low or highest >= high:
             raise DataError(
-                f"{partition.path}: {column} has values in [{lowest}, {highest}], allowed is [{low}, {high})",
+                f"{partition.path}: {column} has values from {lowest} to {highest}, but they must be at "
+                f"least {low} and below {high}",
                 "the rows do not fit the workflow version: run build_features for this date again, then this "
                 "job",
             )
@@ -544,7 +545,7 @@ def spark_schema(columns: Sequence[tuple[str, str]]) -> T.StructType:
     unknown = [(name, kind) for name, kind in columns if kind not in types]
     if unknown:
         raise DataError(
-            f"a manifest names columns of types that this release does not know: {unknown}",
+            f"the manifest of a table names columns whose types this release does not know: {unknown}",
             "run the job that writes the table again",
         )
     return T.StructType([T.StructField(name, types[kind]) for name, kind in columns])

@@ -199,7 +199,8 @@ def known_schema(partition: Partition, manifest: Manifest, columns: Sequence[str
     unknown = [(name, kinds.get(name)) for name, kind in types.items() if kind is None]
     if unknown:
         raise DataError(
-            f"the manifest of {partition.path} lacks columns, or has columns of unknown types: {unknown}",
+            f"the manifest of {partition.path} lacks these columns, or gives them types that this release "
+            f"does not know: {unknown}",
             REBUILD,
         )
     return pa.schema(list(types.items()))

@@ -275,7 +275,7 @@ def carry_out(lake: LakePaths, plan: ErasurePlan) -> int:
         else:
             _publish(rows, manifest)
         deleted += delete_leftovers(published.partition, [read_unrecorded(published.partition)], 0)
-        log.info("%s is published without the users", published.path)
+        log.info("%s is published without the erased users", published.path)
     for version in sorted({one.version for one in plan.partitions if one.kind == WORKFLOW}):
         if version in plan.workflows:
             refresh_workflow(lake, version, plan.workflows[version])

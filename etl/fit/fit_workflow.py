@@ -241,7 +241,8 @@ def require_weights(plan: FeaturePlan, version: str, spec: FeatureSpec) -> None:
     """Raises ConfigError if the rows of a workflow have weights but the configuration has none."""
     if spec.weight is not None and plan.config.log.label.weights is None:
         raise ConfigError(
-            f"the rows of workflow {version} have weights, but the configuration has no log.label.weights",
+            f"workflow {version} was fitted to rows with weights, but the configuration has no "
+            "log.label.weights",
             "restore log.label.weights, or set workflow.mode=fit to fit a new workflow (the next model then "
             "trains from scratch)",
         )
@@ -252,8 +253,8 @@ def require_parent_weights(plan: FeaturePlan, parent: FittedWorkflow) -> None:
     require_weights(plan, parent.version, parent.spec)
     if parent.spec.weight is None and plan.config.log.label.weights is not None:
         raise ConfigError(
-            f"the rows of workflow {parent.version} have no weights, but log.label.weights is set, so the "
-            "workflow cannot be extended",
+            f"workflow {parent.version} was fitted to rows without weights, but log.label.weights is set, "
+            "so the workflow cannot be extended",
             "remove log.label.weights, or set workflow.mode=fit to fit a new workflow (the next model then "
             "trains from scratch)",
         )

@@ -177,7 +177,9 @@ def _clicks_of_splits(
         )
         return _clicks_before_cut(parts, plan.config.split, splits, history.length, timed=timed)
     if by == "day":
-        raise ValueError("internal error, please report: rows of one day are all in the same split")
+        raise ValueError(
+            "internal error, please report: with split.by=day, rows of one day cannot be divided into splits"
+        )
     assert_never(by)
 
 

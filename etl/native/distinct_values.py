@@ -225,7 +225,7 @@ class Sums:
         )
         if not added:
             raise InfrastructureError(
-                "the distinct values of one hash bucket of a column do not fit a worker's memory",
+                "the distinct values of one hash bucket of a column do not fit into a worker's memory",
                 "increase the memory of the Python workers",
             )
 

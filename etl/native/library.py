@@ -62,7 +62,7 @@ def library() -> ctypes.CDLL:
     opened = _open()
     if opened is None:
         raise InfrastructureError(
-            f"the compiled library {Path(sys.prefix) / LIBRARY} is missing or of another version",
+            f"the compiled library {Path(sys.prefix) / LIBRARY} is missing or has another version",
             "run `make setup` again; if the environment was packed, pack it again afterwards",
         )
     return opened

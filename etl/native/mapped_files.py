@@ -74,7 +74,9 @@ def open_mapped(
     except (OSError, ValueError) as error:
         # The directory is full or does not exist, or the disk returned bytes that differ from the written
         # bytes.
-        log.warning("%s is not used, so each worker reads the table itself: %s", path, error)
+        log.warning(
+            "the shared file %s cannot be used, so each worker reads the table itself: %s", path, error
+        )
         return read()
 
 
@@ -85,7 +87,7 @@ def _intact(path: Path, load: Callable[[Path], Opened]) -> Opened | None:
     try:
         return load(path)
     except (OSError, ValueError) as error:
-        log.warning("%s is written again: %s", path, error)
+        log.warning("the shared file %s is damaged and is written again: %s", path, error)
         return None
 
 

@@ -556,13 +556,22 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
             partition = table.partition(dt)
             try:
                 if find_raw(plan.config, plan.config.log, dt) is None:
-                    log.info("%s rows of %s are deleted, because its raw log does not exist", kind, dt)
+                    log.info(
+                        "the %s rows of %s are deleted, because this day has no raw log any more", kind, dt
+                    )
                     remove(partition, 0)
                 elif dt < first_day and not is_younger(partition, grace_hours):
-                    log.info("%s rows of %s are deleted: the first day of a run is %s", kind, dt, first_day)
+                    log.info(
+                        "the %s rows of %s are deleted, because the first day that this run needs is %s",
+                        kind,
+                        dt,
+                        first_day,
+                    )
                     remove(partition, grace_hours)
             except (OSError, DataError) as error:  # for example, because another job deletes the same day
-                log.warning("%s rows of %s cannot be deleted, the next run tries again: %s", kind, dt, error)
+                log.warning(
+                    "the %s rows of %s cannot be deleted; the next run tries again: %s", kind, dt, error
+                )
     _delete_copies(plan, unrecorded, first_day)
 
 
@@ -577,7 +586,9 @@ def _delete_copies(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
             partition = table.partition(dt)
             try:
                 if not is_younger(partition, grace_hours):
-                    log.info("the copied rows of %s in %s are deleted: no run needs them", dt, table.path)
+                    log.info(
+                        "the copied rows of %s in %s are deleted, because no run needs them", dt, table.path
+                    )
                     remove(partition, grace_hours)
             except (OSError, DataError) as error:
-                log.warning("%s cannot be deleted, the next run tries again: %s", partition.path, error)
+                log.warning("%s cannot be deleted; the next run tries again: %s", partition.path, error)

@@ -63,7 +63,9 @@ def assign_split(rows: pa.Table, config: SplitConfig, cuts: Cuts | None) -> pa.T
     elif config.by == "leave_last_out":
         numbers = _leave_last_out(rows)
     else:
-        raise ValueError("internal error, please report: rows of one day are all in the same split")
+        raise ValueError(
+            "internal error, please report: with split.by=day, rows of one day cannot be divided into splits"
+        )
     values = pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), pa.array(SPLITS, pa.string()))
     return with_column(rows, SPLIT, values)
 
@@ -438,7 +440,9 @@ def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.
         return None
     logged = read_impressions(workers, plan.config, files)
     if not isinstance(logged, pa.Table):
-        raise ValueError("internal error, please report: workers of Spark have no tables")
+        raise ValueError(
+            "internal error, please report: impressions were read in Spark instead of as an Arrow table"
+        )
     error = pc.min(logged.column(ERROR)).as_py()
     if error is not None:
         raise unreadable(error)

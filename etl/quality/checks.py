@@ -210,7 +210,7 @@ def _column_figures(column: ColumnReport) -> Iterator[LimitedFigure]:
     if column.psi_above_noise and column.moved is not None:
         label, train, day = column.moved
         message = (
-            f"{column.name} drifted; the largest change is {_quoted(label)}, with {day:.2%} of rows, but "
+            f"{column.name} drifted; the share of {_quoted(label)} changed most, to {day:.2%} of rows from "
             f"{train:.2%} on the train days"
         )
         yield LimitedFigure("psi", column.name, column.psi_above_noise, message)

@@ -129,7 +129,8 @@ def _first_line(path: str, encoding: Encoding) -> str:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: the header is not UTF-8: {first[:_SHOWN_OF_HEADER]!r}",
-            "deliver the file as UTF-8 text, or set `encoding: windows-1252` beside the path",
+            "deliver the file as UTF-8 text, or set `encoding: windows-1252` beside the key `path` of this "
+            "table",
         ) from error
 
 

@@ -245,8 +245,8 @@ def _open(root: str) -> DeltaTable:
     except (DeltaError, OSError) as error:
         raise DataError(
             f"the Delta table {root} cannot be read: {error}",
-            "check the table with the tool that writes it; a feature that is not supported must be removed "
-            "from the table, or its rows be exported as Parquet",
+            "check the table with the tool that writes it; remove the feature that is not supported from "
+            "the table, or export its rows as Parquet",
         ) from error
 
 
@@ -437,8 +437,8 @@ def require_raw(
     if raw is None and table.format == SPARK_TABLE:
         raise DataError(
             f"the lake has no copy of the rows of {dt} of Spark's table {pattern} (from {key})",
-            "run build_features, which copies them; if it has run, the table has no such rows: load them, "
-            f"or correct {key}",
+            "run build_features, which copies these rows; if it has already run for this date, the table "
+            f"has no such rows: load them into the table, or correct {key}",
         )
     if raw is None:
         raise DataError(

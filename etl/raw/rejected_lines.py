@@ -53,7 +53,8 @@ _ABOUT_LINES = {
     "not_utf8": (
         "is not UTF-8 text",
         "convert the file to UTF-8, for example with `iconv -f LATIN1 -t UTF-8`; or set `encoding: "
-        "windows-1252` beside the path, for files of Excel and other programs in Western Europe",
+        "windows-1252` beside the key `path` of this table, for files of Excel and other programs in "
+        "Western Europe",
     ),
 }
 

@@ -48,7 +48,9 @@ def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:
     if config.by == "leave_last_out":
         return _leave_last_out(rows)
     if config.by == "day":
-        raise ValueError("internal error, please report: rows of one day are all in the same split")
+        raise ValueError(
+            "internal error, please report: with split.by=day, rows of one day cannot be divided into splits"
+        )
     assert_never(config.by)
 
 
@@ -76,7 +78,7 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
 def no_row(dt: str, path: str) -> DataError:
     """Returns the error for a required day whose raw log has no row. `path` is the first file of the log."""
     return DataError(
-        f"the raw log of {dt} holds no row: {path}",
+        f"the raw log of {dt} has no rows: {path}",
         f"deliver the raw log of {dt} again",
     )
 
@@ -98,7 +100,7 @@ def no_training_row(days: Sequence[str], config: SplitConfig) -> DataError:
         "these rows are in the train split",
     }
     return DataError(
-        f"the train split (split.by={config.by}) of {', '.join(days)} holds no row, so nothing can be fitted",
+        f"the train split (split.by={config.by}) of {', '.join(days)} has no rows, so nothing can be fitted",
         remedy[config.by],
     )
 

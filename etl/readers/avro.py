@@ -169,7 +169,8 @@ def _read_header(path: str, table: RawTable, event_time: EventTime | None) -> _F
         names = _definitions(schema)
         if not _least_bytes(schema, names, path):
             raise DataError(
-                f"{path}: rows of its schema need no bytes, so their number is not certain",
+                f"{path}: a row of its schema takes no bytes, so a small file could declare any number of "
+                "rows",
                 "deliver a file with a column whose type is not null",
             )
         fields = {field["name"]: _arrow_type(field["type"], names) for field in schema["fields"]}
@@ -238,7 +239,8 @@ def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[
         item = _least_bytes(schema["items" if kind == "array" else "values"], names, path, outer)
         if kind == "array" and not item:
             raise DataError(
-                f"{path}: the values of an array of its schema need no bytes, so their number is not limited",
+                f"{path}: an element of an array of its schema takes no bytes, so a small file could "
+                "declare any number of elements",
                 "leave out this column, or give the array another type than null",
             )
         return 1  # the end of the last block of values
@@ -247,7 +249,8 @@ def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[
     if schema["name"] in outer:
         raise DataError(
             f"{path}: the record {schema['name']} of its schema contains itself",
-            "deliver the file without this column: one value could need more memory than there is",
+            "deliver the file without this column, because a single value could need more memory than the "
+            "machine has",
         )
     inner = (*outer, schema["name"])
     return sum(_least_bytes(field["type"], names, path, inner) for field in schema["fields"])

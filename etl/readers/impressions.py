@@ -94,8 +94,8 @@ def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
     log.info("impressions of %s: %d rows, of which %d are invalid", dt, rows, invalid)
     if invalid / rows > settings.max_unmatched_share:
         log.warning(
-            "impressions: %d of %d rows of %s have no user, item, position or time, a larger share than "
-            "serving.impressions.max_unmatched_share=%g; they give no position to rows of the click log",
+            "impressions: %d of %d rows of %s have no user, item, position or time, so rows of the click "
+            "log get no position from them. This share is above serving.impressions.max_unmatched_share=%g",
             invalid,
             rows,
             dt,

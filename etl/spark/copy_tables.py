@@ -407,7 +407,7 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
     """
     if name not in rows.columns:
         raise ConfigError(
-            f"{key} names the column {name!r}, but the table {table} has {rows.columns}",
+            f"{key} names the column {name!r}, but the table {table} has the columns {rows.columns}",
             "write columns of the table and their values after its name",
         )
     kind, column = rows.schema[name].dataType, F.col(_quoted(name))
@@ -428,9 +428,9 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
         )
         return (column >= first) & (column < end)
     raise ConfigError(
-        f"{key}: the column {name!r} of the table {table} has the type {kind.simpleString()}, which has no "
-        f"value {value!r}",
-        "name a column of the type string, date or timestamp, or make a view that has one",
+        f"{key}: the column {name!r} of the table {table} has the type {kind.simpleString()}, which cannot "
+        f"be compared with {value!r}",
+        "name a column of the type string, date or timestamp, or make a view with such a column",
     )
 
 

@@ -131,7 +131,11 @@ class DeviceScan:
             with self._one_block:
                 scanned = text_scan.scan_text(block, separator, width, fields, quoted, self._device)
         except torch.OutOfMemoryError as error:
-            log.warning("the host scans a block of %d bytes: %s", len(block), error)
+            log.warning(
+                "the GPU has too little memory to scan a block of %d bytes, so a CPU scans it: %s",
+                len(block),
+                error,
+            )
             scanned = None
         if scanned is None:
             return scan(block, separator, width, fields, quoted, split_lines)
@@ -144,7 +148,7 @@ def device_of_gpu(gpu: int | None) -> torch.device | None:
     import torch
 
     if gpu is None or gpu >= torch.cuda.device_count():
-        log.warning("torch finds no GPU %s in this process, so its CPUs scan the log", gpu)
+        log.warning("torch finds no GPU %s in this process, so CPUs scan the log", gpu)
         return None
     return torch.device("cuda", gpu)
 

@@ -122,7 +122,7 @@ def publish_quarantine(
     if not_kept:
         facts[NOT_KEPT] = dict(sorted(not_kept.items()))
         log.warning(
-            "%s of the %s rejected lines of %s are not in the quarantine, but only counted: %s",
+            "%s of the %s rejected lines of %s are counted, but not stored in the quarantine: %s",
             f"{not_kept.total():,}",
             f"{bad:,}",
             day.raw.dt,

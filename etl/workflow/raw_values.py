@@ -27,6 +27,12 @@ _NULL_TEXT = pa.scalar(None, pa.string())
 _BOUNDS = {"double": "2⁵³", "float": "2²⁴", "halffloat": "2¹¹"}
 _LONGEST_SHOWN = 60
 
+# What is wrong with a number that has decimals, by the type of its column.
+_NOT_WHOLE = {
+    "int": "is not a whole number; a column of type int accepts only whole numbers",
+    "string": "is not a whole number; a column of type string accepts only texts and whole numbers",
+}
+
 
 def raw_types(chains: Sequence[FittedChain]) -> dict[str, Type]:
     """Returns the raw columns that chains read, with their types, in the order of the chains."""
@@ -200,7 +206,7 @@ def _integers(name: str, values: pa.Array, kind: str) -> pa.Array:
     numbers = values if is_decimal else nan_to_null(values.cast(pa.float64()))
     remedy = "correct the value, or pass integers, such as pandas' Int64"
     fraction = pc.fill_null(pc.not_equal(numbers, pc.trunc(numbers)), False)
-    _require(name, values, fraction, f"is not an integer; the type is {kind}", remedy)
+    _require(name, values, fraction, _NOT_WHOLE[kind], remedy)
     rounded = f"is a float of {_BOUNDS.get(str(values.type))} or more, which may have been rounded"
     _require(name, values, not_exact(values), rounded, remedy)
     if not is_decimal:
@@ -228,7 +234,7 @@ def _to_text(name: str, values: pa.Array) -> pa.Array:
     if pa.types.is_floating(kind):
         return _integers(name, values, "string").cast(pa.string())
     if pa.types.is_decimal(kind):
-        _require(name, values, not_exact(values), "is not an integer; the type is string", "pass texts")
+        _require(name, values, not_exact(values), _NOT_WHOLE["string"], "pass texts")
         return whole_number_texts(values)
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
         raise _wrong_type(name, kind, "texts or integers")

@@ -173,7 +173,7 @@ def _check_experiment(config: Config) -> None:
         return
     if not config.keys:
         raise ConfigError(
-            "serving.experiment assigns users, but the section `keys` is missing",
+            "serving.experiment assigns users to variants, but the section `keys` is missing",
             "name the columns of the user and the item under `keys`, or remove serving.experiment",
         )
     if config.score.blend != "none":
@@ -184,8 +184,8 @@ def _check_experiment(config: Config) -> None:
         )
     if config.measure.against != "next_day":
         raise ConfigError(
-            f"serving.experiment needs measure.against=next_day, not {config.measure.against}: only clicks "
-            "after the lists can compare the variants",
+            f"serving.experiment needs measure.against=next_day, not {config.measure.against}, because "
+            "only clicks after the lists were made can be used to compare the variants",
             "set measure.against=next_day, or remove serving.experiment",
         )
 
@@ -201,8 +201,8 @@ def _check_impressions(config: Config) -> None:
         )
     if config.measure.against != "next_day":
         raise ConfigError(
-            f"serving.impressions needs measure.against=next_day, not {config.measure.against}: only the "
-            f"day after the lists has their impressions",
+            f"serving.impressions needs measure.against=next_day, not {config.measure.against}, because "
+            "the lists are shown on the day after the run date",
             "set measure.against=next_day, or remove serving.impressions",
         )
 

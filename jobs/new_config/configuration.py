@@ -104,7 +104,7 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
     for section, table in config.tables.items():
         if table.sample.encoding != UTF8:
             config.choose(
-                f"{section}.encoding: {table.sample.encoding}", "the file has characters that are not UTF-8"
+                f"{section}.encoding: {table.sample.encoding}", "the file has bytes that are not UTF-8"
             )
         commas = [one.sampled for one in table.columns if one.sampled.has_comma]
         if commas:
@@ -411,8 +411,8 @@ def _why_left_out(column: NamedColumn, log: NewLog, joined: _Joined) -> str:
     if is_feature and "users" in joined and log.user and depends_on(column.sampled, log.user.sampled):
         return "attributes of users come from the table of users (--users): add it there"
     return (
-        "an item that a user did not choose has no row with it in this log; attributes of items need a table "
-        "(--items)"
+        "this log has rows only of items that users chose, so it cannot give the attributes of all items; "
+        "they need a table (--items)"
     )
 
 
@@ -538,7 +538,8 @@ def _stock_filters(item: str, joined: _Joined, config: NewConfig) -> dict[str, A
     )
     config.choose(
         f"a comment: filter out_of_stock by {source}",
-        f"{source} may say which items are out of stock; the configuration has the lines to activate",
+        f"{source} may say which items are out of stock; to use this column, activate its lines in the "
+        "configuration",
     )
     return {}
 

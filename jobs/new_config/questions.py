@@ -28,7 +28,7 @@ class Questions:
             return answers[0]
         if not self.ask:
             others = ", ".join(answers[1:4])
-            self.open.append(f"{question} {answers[0]} was taken; possible are also: {others}")
+            self.open.append(f"{question} {answers[0]} was taken; other possible answers: {others}")
             return answers[0]
         listed = "\n".join(f"  {number}  {answer}" for number, answer in enumerate(answers, 1))
         while True:

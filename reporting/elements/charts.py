@@ -647,8 +647,8 @@ def interval_chart(title: str, span: Span, limit: float, *, x_label: str, limit_
         *_span(x, y, span),
     ]
     description = (
-        f"{span.name} {span.value:+.4f}, interval from {span.low:+.4f} to {span.high:+.4f}; "
-        f"it must not begin below {limit:+.4f}"
+        f"{span.name} {span.value:+.4f}, interval from {span.low:+.4f} to {span.high:+.4f}; the interval "
+        f"must not begin below {limit:+.4f}"
     )
     return frame(x, y, marks, title, description)
 

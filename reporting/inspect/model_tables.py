@@ -67,9 +67,9 @@ def describe_override(override: Override | None) -> str:
         )
     withdrawn = f" Withdrawn: {', '.join(override.withdrawn)}." if override.withdrawn else ""
     text = (
-        f"Recorded: {override}. From {override.run_date} on {override.champion} serves.{withdrawn} "
-        f"Lists that are already published do not change: "
-        f"`nightly --run-date {override.run_date}` makes the lists of that date again."
+        f"Recorded: {override}. From {override.run_date} on, {override.champion} serves.{withdrawn} Lists "
+        f"that are already published do not change: `nightly --run-date {override.run_date}` makes the "
+        "lists of that date again."
     )
     return "\n" + textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 

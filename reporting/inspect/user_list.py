@@ -150,7 +150,7 @@ def _no_list_error(lake: LakePaths, run_date: str, user: str, version: str, know
     if excluded == items:
         reason = "the only item is excluded" if items == 1 else f"all {items:,} items are excluded"
     return DataError(
-        f"user {user!r} is known on {run_date} but had no candidates: {reason}",
+        f"user {user!r} is known on {run_date}, but has no candidates: {reason}",
         "look at the exclusions, filters and sources in the section `candidates` of the configuration",
     )
 

@@ -403,7 +403,7 @@ def read_clusters(files: tuple[str, ...]) -> tuple[NDArray[np.float32], NDArray[
     order = np.argsort(index)
     if not np.array_equal(index[order], np.arange(len(index))):
         raise DataError(
-            f"{files[0]}: item_index does not count from 0 in steps of 1", "run build_candidates again"
+            f"{files[0]}: the values of item_index are not 0, 1, 2 and so on", "run build_candidates again"
         )
     flat = table.column(VECTOR).combine_chunks().flatten().to_numpy()
     return flat.reshape(len(index), -1)[order], table.column(CLUSTER).to_numpy()[order]

@@ -275,10 +275,10 @@ class PartitionedTable(ServedTable):
                 if time.monotonic() > deadline:
                     raise InfrastructureError(
                         f"{self.name}: the rows of {table.date} were not replaced in {_PATIENCE_S:.0f} s, "
-                        f"because transactions use it: {sessions}",
+                        f"because other transactions use the table: {sessions}",
                         "end these transactions, and run the job again. The served rows are unchanged",
                     ) from error
-            log.info("%s: waiting for transactions that use the table: %s", self.name, sessions)
+            log.info("%s: the delivery waits for transactions that use the table: %s", self.name, sessions)
             time.sleep(_PAUSE_S)
         return Replaced(rows, deleted + self.delete_old(keep_dates))
 
@@ -482,7 +482,7 @@ def _drop_after_failure(database: Connection, table: UnservedTable) -> None:
     try:
         database.execute(f"DROP TABLE IF EXISTS {table.name}")
     except Py4JError as error:
-        log.warning("%s stays until the next delivery drops it: %s", table.name, error)
+        log.warning("the table %s cannot be dropped now; the next delivery drops it: %s", table.name, error)
 
 
 def drop_abandoned(served: ServedTable) -> None:
@@ -510,7 +510,7 @@ def _drop_now(database: Connection, name: str) -> None:
     except Py4JJavaError as error:
         if sql_state(error) not in _BUSY:
             raise
-        log.warning("%s is still in use and stays until the next delivery drops it", name)
+        log.warning("the table %s is still in use; the next delivery drops it", name)
 
 
 def delete_users(database: Connection, name: str, request: EraseRequest) -> int:

@@ -128,7 +128,7 @@ def _written(
     records = sum(count for name, count in counts.items() if name in sizes)
     if records != files.records:
         raise InfrastructureError(
-            f"the files in {folder} have {counted(records, 'record')}, but the published lists need "
+            f"the files in {folder} have {counted(records, 'record')}, but the published lists have "
             f"{files.records}",
             "rerun the job: the lists changed while they were delivered. If that does not help, this is an "
             "internal error, please report",

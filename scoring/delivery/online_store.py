@@ -152,7 +152,9 @@ class OnlineStore:
                     continue
                 return True
         raise InfrastructureError(
-            f"{self.address.url}: other deliveries keep replacing {name} all the time", "run the job again"
+            f"{self.address.url}: {name} cannot be replaced, because other deliveries replace it again and "
+            "again",
+            "run the job again",
         )
 
     def _buckets(self, pointer: Pointer) -> dict[str, None]:
@@ -330,5 +332,7 @@ def _update_pointer(store: OnlineStore, client: Redis, request: EraseRequest) ->
                 continue
             return
     raise InfrastructureError(
-        f"{store.address.url}: deliveries replace {name} all the time", "run erase_user again"
+        f"{store.address.url}: users cannot be erased from {name}, because deliveries replace it again and "
+        "again",
+        "run erase_user again",
     )

@@ -112,7 +112,7 @@ def publish_changes(
         )
         raise DataError(
             f"the lists of {context.run_date} are not published: {reasons}; {served}",
-            f"read {partition.path}/_MANIFEST.json (report.py shows it), see docs/delivery.md; "
+            f"read the figures in {partition.path}/_MANIFEST.json or in the report, and docs/delivery.md; "
             f"to publish these lists anyway, run score_daily again with {without_limits}",
         )
     return changes

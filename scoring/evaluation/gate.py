@@ -214,8 +214,8 @@ def _quality_checks(
             )
         elif gate.log_loss_margin is not None:
             message = (
-                f"{_LOG_LOSS.setting}={gate.log_loss_margin:g} was not checked: the scores of a model "
-                "are not probabilities, so there is no log loss"
+                f"{_LOG_LOSS.setting}={gate.log_loss_margin:g} was not checked: the scores of the champion "
+                "or the challenger are not probabilities, so they have no log loss"
             )
             yield GateCheck("log_loss", "warn", message, None, gate.log_loss_margin, _LOG_LOSS.setting)
         yield _minimum_check("rows", comparison.rows, gate.min_rows)
@@ -296,7 +296,7 @@ def _calibration_check(gate: Gate, ratio: float, champion: float | None) -> Gate
     from 1, the level is `warn`.
     """
     low, high = gate.calibration_low, gate.calibration_high
-    message = f"predicted clicks are {ratio:.3f} times the observed ones"
+    message = f"the challenger predicts {ratio:.3f} times the observed clicks"
     if low <= ratio <= high:
         return GateCheck("calibration", "ok", message, ratio)
     limit, setting = (low, "gate.calibration_low") if ratio < low else (high, "gate.calibration_high")

@@ -301,12 +301,12 @@ def _score_check(context: RunContext, scores: ColumnDrift | None) -> GateCheck |
     """Checks how far the challenger's scores drifted from the champion's. Returns None without a champion."""
     if scores is None:
         return None
-    message = f"scores moved by PSI {scores.psi:.3f} from the champion's scores"
+    message = f"the PSI of the scores against the champion's is {scores.psi:.3f}"
     value = scores.psi_above_noise
     if value:
         message += (
-            f", most in the bin {scores.moved}, which has {scores.moved_day_share:.1%} of the challenger's "
-            f"scores and {scores.moved_train_share:.1%} of the champion's"
+            f"; the largest change is in the bin {scores.moved}, which has {scores.moved_day_share:.1%} of "
+            f"the challenger's scores and {scores.moved_train_share:.1%} of the champion's"
         )
     return _limit_check(context, "score_psi", value, message)
 
@@ -338,7 +338,7 @@ def _click_rate_check(
     if report is None or click_rates is None or context.config.split.by == "leave_last_out":
         return None
     message = (
-        f"{click_rates.today:.2%} of the test rows are clicks, {click_rates.train:.2%} of the train rows"
+        f"{click_rates.today:.2%} of the test rows are clicks, but {click_rates.train:.2%} of the train rows"
     )
     return _limit_check(context, "click_rate_change", click_rates.change, message)
 

@@ -259,7 +259,7 @@ def _warn_of_unmatched(settings: Impressions, facts: Mapping[str, Any]) -> None:
     share = facts["unmatched_share"]
     if share is not None and share > settings.max_unmatched_share:
         log.warning(
-            "impressions: %d of %d impressions of %s fit no list (%s), a larger share than "
+            "impressions: %d of %d impressions of %s fit no list (%s). This share is above "
             "serving.impressions.max_unmatched_share=%g",
             sum(facts["unmatched"].values()),
             facts["impressions"],

@@ -46,7 +46,7 @@ def serving_model_and_dataset(
     dataset = read_dataset(lake, context.run_date)
     if scored and serving.refit and _trained_on(model, dataset, scored):
         log.info(
-            "refit %s was trained on rows of the split %s, so its champion scores",
+            "refit %s was trained on rows of the split %s, so the champion that it refits scores these rows",
             model.version,
             scored,
         )

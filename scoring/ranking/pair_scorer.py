@@ -381,7 +381,7 @@ class SourceScores:
             user = int(wrong[0])
             raise DataError(
                 f"user {users[user]} has {lengths[user]} candidates and {numbers[user]} scores of sources, "
-                f"but there are {sources} sources",
+                f"but needs one score of each of {sources} sources for each candidate",
                 _AGAIN,
             )
         flat = np.array(scores.flatten())  # torch needs a writable copy

@@ -316,9 +316,8 @@ class CandidateLists:
             indices = self._list_of(user)
             if len(indices) and (indices.min() < 0 or indices.max() >= self._num_items):
                 raise DataError(
-                    f"candidate indices of user {self.users[user]} are in "
-                    f"[{indices.min()}, {indices.max()}], "
-                    f"but there are {self._num_items} candidate items",
+                    f"the candidate indices of user {self.users[user]} are from {indices.min()} to "
+                    f"{indices.max()}, but there are {self._num_items} candidate items",
                     "the tables `candidates` and `candidate_items` belong to different runs: "
                     "run build_candidates again",
                 )
@@ -432,7 +431,7 @@ def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str,
     index = table.column(ITEM_INDEX).to_numpy()
     if not np.array_equal(index, np.arange(len(index))):
         raise DataError(
-            f"{files[0]}: item_index does not count from 0 in steps of 1", "run build_candidates again"
+            f"{files[0]}: the values of item_index are not 0, 1, 2 and so on", "run build_candidates again"
         )
     keys = pa.array(table.column(ITEM_KEY).to_pylist(), pa.string())
     return Items(keys, side_of(table, spec, multi_hot, "item").plus(context_side(context, spec, multi_hot)))

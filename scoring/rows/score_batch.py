@@ -179,7 +179,8 @@ def read_piece(
             if done >= piece.stop:
                 return
     raise DataError(
-        f"row group {group.index} of {group.path} has {done} rows, its manifest says {group.rows}", _REBUILD
+        f"row group {group.index} of {group.path} has {done} rows, but its manifest says {group.rows}",
+        _REBUILD,
     )
 
 
@@ -200,8 +201,8 @@ def _check_footer(
     if footer.num_row_groups != group.count or footer.row_group(group.index).num_rows != group.rows:
         group_rows = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
         raise DataError(
-            f"{group.path} has row groups of {group_rows} rows; "
-            f"its manifest says {group.count} row groups, and {group.rows} rows in row group {group.index}",
+            f"{group.path} has row groups of {group_rows} rows, but its manifest says {group.count} row "
+            f"groups with {group.rows} rows in row group {group.index}",
             _REBUILD,
         )
     names = [*keep, *(feature.name for feature in spec.features)]
@@ -235,6 +236,7 @@ def _check_values(path: str, feature: Feature, column: pa.Array, *, check_ids: b
     cardinality = int(feature.cardinality or 0)
     if int(ids.view(np.uint32).max()) >= cardinality:  # as uint32, a negative id is a large number
         raise DataError(
-            f"{path}: {feature.name} holds ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
+            f"{path}: {feature.name} has ids from {ids.min()} to {ids.max()}, but ids must be at least 0 "
+            f"and below {cardinality}",
             "run build_features again: the features do not match the workflow version",
         )

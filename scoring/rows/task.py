@@ -369,7 +369,7 @@ class _DeviceRows:
 def _replaced(block: Block) -> DataError:
     paths = list(dict.fromkeys(piece.group.path for piece in block))
     return DataError(
-        f"an id in {paths} was not below its cardinality, or a probability was NaN, and the files have been "
-        "replaced since",
+        f"an id in {paths} was not below the cardinality of its feature, or a probability was NaN; the "
+        "files have been replaced since then",
         "rerun the job",
     )

@@ -59,8 +59,8 @@ def read_attribute(table: AttributeTable) -> pa.Table:
     if len(repeated):
         verb = "has" if len(repeated) == 1 else "have"
         raise DataError(
-            f"{table.path}: {table.key} is not unique: {counted(len(repeated), 'item')} {verb} several rows, "
-            f"such as {repeated[0].as_py()!r}",
+            f"{table.path}: the values of {table.key} are not unique: {counted(len(repeated), 'item')} "
+            f"{verb} several rows, such as {repeated[0].as_py()!r}",
             "keep one row per item",
         )
     return rows

@@ -151,7 +151,7 @@ class _Repository:
         before = self._served(ENSEMBLE)
         if variant == "treatment" and before is None:
             raise ConfigError(
-                f"{self._root} has no model of the control", "export the model of the control first"
+                f"{self._root} has no model for the control", "export the model of the control first"
             )
         described = self._described()
         known = [facts for facts in described.values() if facts["model_version"] == info.version]
@@ -255,8 +255,8 @@ class _Repository:
         present = [name for name in (*_MODELS, *_OF_TREATMENT) if (self._root / name).exists()]
         if present and not self._described():
             raise ConfigError(
-                f"{self._root} has models named {present}, which were not exported by this project, or not "
-                "completely",
+                f"{self._root} has models named {present}, which this project did not export, or whose "
+                "export was not completed",
                 "pass another folder, or remove these models",
             )
 
@@ -384,6 +384,6 @@ def require_names(raw_columns: Mapping[str, str], context: Mapping[str, str] | N
     taken += [name for name in context or () if name in (USER_KEY, ITEM_KEY)]
     if taken:
         raise ConfigError(
-            f"the raw columns {taken} have names of other inputs or outputs of an ensemble",
+            f"the raw columns {taken} have the same names as other inputs or outputs of the ensemble",
             "rename the columns in the configuration, and train again",
         )

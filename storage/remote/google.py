@@ -64,7 +64,8 @@ def _opened(emulator: str, _process: int) -> fs.FileSystem:
         from pyarrow.fs import GcsFileSystem
     except ImportError as error:
         raise ConfigError(
-            "this build of pyarrow has no client of gs://", "install pyarrow from PyPI: `pip install pyarrow`"
+            "this build of pyarrow cannot read gs:// paths",
+            "install pyarrow from PyPI: `pip install pyarrow`",
         ) from error
     if emulator:
         scheme, _, host = emulator.rstrip("/").rpartition("://")

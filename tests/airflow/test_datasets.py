@@ -26,7 +26,7 @@ BOOKS = (
 )
 # Name of a dataset with a wrong option → arguments, what the import error must contain.
 WRONG = {
-    "hourly": ('"hourly", daily_cron="0 * * * *"', ("daily_cron='0 * * * *'", "one run a day at most")),
+    "hourly": ('"hourly", daily_cron="0 * * * *"', ("daily_cron='0 * * * *'", "at most one run a day")),
     "no_cron": ('"no_cron", weekly_cron="0 12 * * 9"', ("weekly_cron='0 12 * * 9'", "not a cron expression")),
     "late": ('"late", daily_cron="0 25 * * *"', ("daily_cron='0 25 * * *'", "not a cron expression")),
     "nowhere": ('"nowhere", timezone="Mars/North"', ("timezone='Mars/North'", "not a timezone")),

@@ -204,7 +204,7 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         ),
         (
             _changed("features", 0, "columns", to=["I1", "I1"]),
-            r"features\.columns names columns twice: \['I1'\]",
+            r"features\.columns names the columns \['I1'\] twice",
         ),
         (_changed("train", to={"num_ranks": 3}), r"num_shards=16 must be a multiple of num_ranks=3"),
         (
@@ -270,8 +270,8 @@ BY_COUNTRY = {
         ({"sources": []}, r"candidates\.sources: List should have at least 1 item"),
         ({"sources": [{"source": "random"}]}, r"candidates\.sources\.0: .*'random'.*'popular'"),
         ({"sources": [{"source": "popular", "m": 3}]}, r"unknown key candidates\.sources\.0\.popular\.m=3"),
-        ({"sources": [{"source": "all_items"}, {"source": "popular"}]}, r"all_items gives every item"),
-        ({"max": 5}, r"all_items gives every item"),
+        ({"sources": [{"source": "all_items"}, {"source": "popular"}]}, r"all_items offers every item"),
+        ({"max": 5}, r"all_items offers every item"),
         ({"repeats": "some"}, r"candidates\.repeats='some'"),
         ({"sources": [{"source": "popular"}] * 2}, r"sources contains \['popular'\] twice"),
         (
@@ -288,6 +288,10 @@ BY_COUNTRY = {
         (
             {"filters": [_table("item n", filter="out_of_stock", item="item", stock="n")]},
             r"list the texts that mean out of stock in `sold_out`",
+        ),
+        (
+            {"filters": [_table("item", filter="out_of_stock", item="item", sold_out=["sold out"])]},
+            r"stock=None is not a column of type string: remove sold_out",
         ),
         ({"filters": [_table("item land", **BY_COUNTRY)]}, r"'country' is not a column of user_attributes"),
         (

@@ -115,7 +115,7 @@ def test_the_engine_arrow_is_a_choice_of_sparks_workers() -> None:
 def test_without_the_scanner_text_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(passes, "is_built", lambda: False)
     workers, lake = LocalWorkers(1, no_session, str(tmp_path)), LakePaths(str(tmp_path / "lake"))
-    with pytest.raises(ConfigError, match="scanner of text is missing") as caught:
+    with pytest.raises(ConfigError, match="compiled scanner, which reads text files, is missing") as caught:
         passes_of(workers, plan_of(shipped("generated")), lake)
     assert "make setup" in caught.value.remedy
     passes_of(workers, plan_of(shipped("shop_parquet")), lake)

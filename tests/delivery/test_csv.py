@@ -277,7 +277,7 @@ def test_the_job_reads_the_texts_of_users_when_it_delivers(runs: PublishedRuns, 
 
 def test_columns_of_users_have_names_of_their_own(tmp_path: Path) -> None:
     for names in (["item_1"], ["score"], ["a", "a"]):
-        with pytest.raises(ValidationError, match="a line has other columns of these names"):
+        with pytest.raises(ValidationError, match="the columns of a line must have different names"):
             sink_to(tmp_path, user_columns=names)
 
 
@@ -321,7 +321,7 @@ def test_a_rerun_changes_nothing_and_another_layout_replaces_the_files(
 
 
 @pytest.mark.parametrize(
-    "layout, message", [("places", "180 records.* need 185"), ("users", "36 records.* need 37")]
+    "layout, message", [("places", "180 records.* have 185"), ("users", "36 records.* need 37")]
 )
 def test_lost_users_are_noticed_before_the_manifest_is_replaced(
     runs: PublishedRuns, tmp_path: Path, layout: str, message: str

@@ -181,7 +181,7 @@ def test_lost_users_are_noticed_before_the_manifest_is_replaced(runs: PublishedR
     before = read_manifest(partition_of(sink))
     fewer = PublishedLists(lists.rows.where(F.col("user_id") != "u001"), lists.manifest)
     Path(partition_of(sink).file(before.files[0].path)).rename(tmp_path / "aside")
-    with pytest.raises(InfrastructureError, match="have 36 records, but the published lists need 37"):
+    with pytest.raises(InfrastructureError, match="have 36 records, but the published lists have 37"):
         json_lines.deliver(sink, fewer)
     assert read_manifest(partition_of(sink)) == before
 

@@ -156,7 +156,7 @@ def test_a_user_without_candidates_is_told_from_an_unknown_one(runs: PublishedRu
         frame.to_parquet(path)
     accept_rewritten(partition)
     with pytest.raises(
-        DataError, match="'u004' is known on 2026-01-05 but had no candidates: all 23 items are excluded"
+        DataError, match="'u004' is known on 2026-01-05, but has no candidates: all 23 items are excluded"
     ):
         find(lake, RUN_DATE, "u004")
 

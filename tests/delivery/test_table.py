@@ -95,7 +95,7 @@ def test_only_the_newest_dates_are_kept(tmp_path: Path, caplog: pytest.LogCaptur
     assert {row[0] for row in rows_of(path)} == {DAY, NEXT_DAY}
     version = version_of(path)
     assert table.deliver(sink_to(path, keep_dates=2), lists_of(ITEMS, "2026-01-01")).rows == 0
-    assert "keeps the dates" in caplog.text
+    assert "keeps only the newest dates" in caplog.text
     assert version_of(path) == version
 
 

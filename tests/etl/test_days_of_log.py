@@ -130,7 +130,7 @@ def test_a_train_day_without_rows_is_left_out(
         write_one(tmp_path, day, write, NOTHING)
     built = cases.run_build(local, config, RUN_DATE)
     assert list(built.empty_days) == empty
-    assert f"the raw logs of the train days {empty} hold no row: these days are left out" in caplog.text
+    assert f"the raw logs of the train days {empty} have no rows, so these days are left out" in caplog.text
     dataset = read_dataset(LakePaths(config.lake), RUN_DATE)
     assert [member.dt for member in dataset.splits["train"]] == [d for d in DAYS[:2] if d not in empty]
     assert set(built.counts) == set(built.features) == set(DAYS) - set(empty)

@@ -360,10 +360,15 @@ def test_weights_may_be_applied_and_extended_only_as_they_were_fitted(
         name: cases.run_build(workers, config, DAYS[2]).workflow
         for name, config in (("weighted", weighted), ("plain", plain))
     }
-    with pytest.raises(ConfigError, match=r"have weights, but the configuration has no log\.label\.weights"):
+    with pytest.raises(
+        ConfigError,
+        match=r"was fitted to rows with weights, but the configuration has no log\.label\.weights",
+    ):
         cases.run_build(workers, plain, DAYS[3], versions["weighted"].version)
     extend = weighted.workflow.model_copy(update={"mode": "extend"})
-    with pytest.raises(ConfigError, match=r"have no weights, but log\.label\.weights is set"):
+    with pytest.raises(
+        ConfigError, match=r"was fitted to rows without weights, but log\.label\.weights is set"
+    ):
         cases.run_build(
             workers, weighted.model_copy(update={"workflow": extend}), DAYS[3], versions["plain"].version
         )

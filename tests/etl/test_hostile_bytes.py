@@ -256,7 +256,10 @@ def test_rejected_lines_beyond_the_limit_are_counted(
     first, last = 51, 151_552
     expected = [*range(first, first + 100_000), *range(150_051, 151_051), last - 1, last]
     assert rows["line_number"].tolist() == expected
-    assert "50,500 of the 151,502 rejected lines of 2026-01-01 are not in the quarantine" in caplog.text
+    assert (
+        "50,500 of the 151,502 rejected lines of 2026-01-01 are counted, but not stored in the quarantine"
+        in caplog.text
+    )
 
 
 def test_texts_of_rejected_lines_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_health_answers_while_all_threads_work_and_requests_wait(started: Starte
         start = time.monotonic()
         assert server.ask("/health", token=None) == (200, b"up")
         status, body = server.ask("/work")
-        assert (status, b"4 requests wait or are in work" in body) == (503, True)
+        assert (status, b"4 requests wait or are being answered" in body) == (503, True)
         assert time.monotonic() - start < 1.0
         assert [future.result()[0] for future in waiting] == [200] * 4
     assert server.ask("/work") == (200, b"done")

@@ -317,7 +317,7 @@ def test_users_who_choose_items_again_may_get_them_in_lists(shop: Path) -> None:
     assert "candidates" not in new_config(Wishes("events_*.csv"), silent).sections
     [question] = silent.open
     assert "the user chose the item on an earlier day, too. May lists contain items" in question
-    assert question.endswith("possible are also: yes: candidates.repeats: all")
+    assert question.endswith("other possible answers: yes: candidates.repeats: all")
     asked = Questions(ask=True, _input=io.StringIO("2\n"), _output=io.StringIO())
     config = new_config(Wishes("events_*.csv"), asked)
     assert config.sections["candidates"] == {"repeats": "all"}
@@ -371,7 +371,7 @@ def test_other_columns_of_a_log_of_choices_are_named(shop: Path) -> None:
         pd.read_csv(f"events_{day}.csv").assign(price=1.5).to_csv(f"events_{day}.csv", index=False)
     assert _init() == 0
     text = (shop / "shop.yaml").read_text()
-    assert "No feature: log.price, because an item that a user did not choose has no row with it" in text
+    assert "No feature: log.price, because this log has rows only of items that users chose" in text
 
 
 def test_attributes_of_users_in_the_log_are_features_of_users(shop: Path) -> None:
@@ -390,7 +390,7 @@ def test_attributes_of_users_in_the_log_are_features_of_users(shop: Path) -> Non
     )
     assert config.log.type_of("land") == "string"
     text = (shop / "shop.yaml").read_text()
-    assert "No feature: log.size, because an item that a user did not choose" in text
+    assert "No feature: log.size, because this log has rows only of items that users chose" in text
     assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
     assert _init("--users", "users.csv", "--force") == 0
     assert load_config("shop.yaml").scopes.user == ["country", "history"]
@@ -604,7 +604,7 @@ def test_questions_are_asked_or_written(tmp_path: Path) -> None:
     )
     silent = Questions(ask=False)
     assert silent.choose("Which?", ["a", "b"]) == "a"
-    assert silent.open == ["Which? a was taken; possible are also: b"]
+    assert silent.open == ["Which? a was taken; other possible answers: b"]
 
 
 def _german(shop: Path) -> None:
@@ -621,7 +621,7 @@ def test_a_column_of_unknown_events_is_asked_for(shop: Path) -> None:
     assert "label" not in new_config(Wishes("events_*.csv"), silent).sections["log"]
     assert silent.open[0] == (
         "Which column says what the user did (viewed, bought)? no column: every row is a click was taken; "
-        "possible are also: ereignis"
+        "other possible answers: ereignis"
     )
     asked = Questions(ask=True, _input=io.StringIO("2\n"), _output=io.StringIO())
     label = new_config(Wishes("events_*.csv"), asked).sections["log"]["label"]

@@ -118,14 +118,22 @@ def test_some_features_need_only_their_columns(world: World) -> None:
 @pytest.mark.parametrize(
     "column, values, message",
     [
-        ("I1", [1.0, 2.5], "column I1, row 1: 2.5 is not an integer"),
+        (
+            "I1",
+            [1.0, 2.5],
+            "column I1, row 1: 2.5 is not a whole number; a column of type int accepts only whole",
+        ),
         ("I1", [1.0, 2.0**60], "column I1, row 1: 1.152921504606847e\\+18 is a float of 2⁵³ or more"),
         ("I1", [1.0, np.inf], "column I1, row 1: inf is"),
         ("I1", ["1", "2"], "column I1 has the type string, but the workflow reads integers"),
         ("I1", [1, "2"], "column I1 has values of different types"),
         ("I1", np.array([1, 2**63], np.uint64), "column I1, row 1: 9223372036854775808 is 2⁶³ or more"),
         ("I1", np.array([1, 2**24], np.float32), "column I1, row 1: 16777216.0 is a float of 2²⁴ or more"),
-        ("C1", [1.0, 2.5], "column C1, row 1: 2.5 is not an integer; the type is string"),
+        (
+            "C1",
+            [1.0, 2.5],
+            "column C1, row 1: 2.5 is not a whole number; a column of type string accepts only texts and",
+        ),
         ("C1", [1.0, -(2.0**53)], "column C1, row 1: -9007199254740992.0 is a float of 2⁵³ or more"),
         ("C1", [True, False], "column C1 has the type bool"),
         ("C1", [["a"], ["b"]], "column C1 has the type list<item: string>"),

@@ -259,7 +259,7 @@ def test_declared_types_make_integers_of_floats_and_texts_of_numbers() -> None:
     workflow = nightrank.Workflow([group_of()], types={"a": "int"})
     assert workflow.fit(rows).transform(rows)["a"].tolist() == [3, 1, 3]
     assert dict(workflow.raw_columns) == {"a": "int"}
-    with pytest.raises(nightrank.DataError, match=r"column a, row 0: 1\.5 is not an integer"):
+    with pytest.raises(nightrank.DataError, match=r"column a, row 0: 1\.5 is not a whole number"):
         workflow.fit(pd.DataFrame({"a": [1.5]}))
     assert dict(workflow.raw_columns) == {"a": "int"}  # a failed fit changes nothing
     halves = pd.DataFrame({"a": np.array([1, np.nan], np.float16)})

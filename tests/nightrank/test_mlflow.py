@@ -67,7 +67,7 @@ def test_the_champion_and_its_refit_are_loaded_from_the_registry(world: World, s
         assert loaded.metadata.metadata["raw_types"] == expected.workflow.raw_columns
         nullable = rows.convert_dtypes()
         np.testing.assert_array_equal(loaded.predict(nullable.astype({"C1": object})), scores)
-    with pytest.raises(nightrank.DataError, match=r"column I1, row 0: 1\.5 is not an integer"):
+    with pytest.raises(nightrank.DataError, match=r"column I1, row 0: 1\.5 is not a whole number"):
         loaded.predict(rows.assign(I1=1.5))
 
 

@@ -139,7 +139,7 @@ def test_the_ranker_scores_inputs_of_the_model(
 @pytest.mark.parametrize(
     "column, value, message",
     [
-        ("age", 17.5, "column age, row 2: 17.5 is not an integer"),
+        ("age", 17.5, "column age, row 2: 17.5 is not a whole number"),
         ("price", 1e300, "column price, row 2: 1e+300 is outside the range of float32"),
         ("tags", "t1", "column tags, row 2: 't1' is not a list of texts in JSON"),
         ("sizes", "[1, 2.5]", "column sizes, row 2: '[1, 2.5]' is not a list of integers in JSON"),
@@ -214,7 +214,7 @@ def test_a_wrong_request_does_not_fail_those_of_the_same_batch(
             requests[wrong]["age"] = np.array([[17.5]])
         for place, response in enumerate(encoder.execute(requests)):
             if place == wrong:
-                assert response.message.startswith("column age, row 0: 17.5 is not an integer")
+                assert response.message.startswith("column age, row 0: 17.5 is not a whole number")
                 assert response.code == "invalid"
             else:
                 expected = models[0].inputs(parts[place])
@@ -346,7 +346,7 @@ def test_the_version_that_served_before_is_kept(
 def test_the_version_of_a_treatment_is_kept_until_the_experiment_ends(
     copied: Path, models: list[nightrank.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="has no model of the control"):
+    with pytest.raises(ConfigError, match="has no model for the control"):
         models[0].export_triton(tmp_path / "new", "python", variant="treatment")
 
     def added(name: str, variant: Any) -> int:
@@ -427,7 +427,7 @@ def test_other_inputs_and_backends_are_refused(
 
 def test_models_of_others_are_not_touched(tmp_path: Path, models: list[nightrank.Model]) -> None:
     (tmp_path / "ranker/1").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"models named \['ranker'\], which were not exported"):
+    with pytest.raises(ConfigError, match=r"models named \['ranker'\], which this project did not export"):
         models[0].export_triton(tmp_path)
     assert names_in(tmp_path) == ["ranker/1"]
     with pytest.raises(ConfigError, match="there is no backend 'tensorflow'"):
@@ -472,6 +472,6 @@ def test_a_column_named_as_the_output_is_refused(tmp_path: Path) -> None:
     groups = [{"columns": ["probability"], "kind": "dense", "ops": ["fill_median"]}]
     workflow = nightrank.Workflow(groups).fit(rows)
     model = nightrank.train(workflow, rows, model={"architecture": "logistic_regression"}, train=TRAIN)
-    with pytest.raises(ConfigError, match=r"raw columns \['probability'\] have names of"):
+    with pytest.raises(ConfigError, match=r"raw columns \['probability'\] have the same names as"):
         model.export_triton(tmp_path / "repository")
     assert list((tmp_path / "repository").iterdir()) == []

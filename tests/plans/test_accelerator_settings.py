@@ -117,7 +117,7 @@ def test_what_was_given_is_kept(newer: Path) -> None:
 
 def test_a_class_that_does_not_fit_is_refused(newer: Path, jar: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"spark358\S+ does not fit .* whose class is \S+spark355"
+        ConfigError, match=r"spark358\S+ does not fit .* the shuffle manager of this jar is \S+spark355"
     ) as caught:
         settings_for(jar, manager=manager("spark358"))
     assert "leave out spark.shuffle.manager" in caught.value.remedy

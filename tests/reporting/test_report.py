@@ -403,12 +403,12 @@ def test_an_experiment_is_shown_with_its_variants_and_intervals(tmp_path: Path) 
     assert "Differences of 2 dates, 2026-01-07 to 2026-01-08; 1 date with other models" in text
     assert "NDCG @10 -0.0100 -0.0300 to 0.0100 -10.0% -25.0% to 5.0%" in text
     assert "guard rail" not in text
-    assert "do not fit the share" not in text
+    assert "do not fit the configured share" not in text
     facts |= {"sample_ratio_p": {"users": 0.4, "clicked": 1e-9}, "stops_on": "2026-01-10"}
     publish_facts(partition, {**MEASURE, "experiment": facts})
     text = Page(build(config, RUN_DATE)[1]).text
-    assert "The guard rail stops it on 2026-01-10." in text
-    assert "do not fit the share (p=1e-09)" in text
+    assert "The guard rail stops the experiment on 2026-01-10." in text
+    assert "do not fit the configured share (p=1e-09)" in text
 
 
 def test_shown_entries_have_click_rates_by_position_and_reasons(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_shown_entries_have_click_rates_by_position_and_reasons(tmp_path: Path) 
     publish_facts(partition, {**MEASURE, "impressions": facts})
     text = Page(build(config, RUN_DATE)[1]).text
     assert "75.0% of the users and 7.5% of the entries were shown on 2026-01-09." in text
-    assert "3 entries were clicked, but are not in the log." in text
+    assert "3 entries were clicked, but are not in the log of impressions." in text
     assert "all 1 60 12 20.0% 12.5% to 25.0%" in text
     assert "all 2 0" not in text
     assert "user without a list 4 6.2%" in text
@@ -544,7 +544,7 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
     ]
     assert of_lists == [
         "Gain in NDCG@10 of lists. challenger minus champion -0.0040, interval from -0.0125 to +0.0045; "
-        "it must not begin below -0.0200"
+        "the interval must not begin below -0.0200"
     ]
     first = {**facts, "lists": {**lists, "champion": None}}
     publish_facts(partition, first)
@@ -556,7 +556,7 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
     assert "Lists of" not in Page(build(config, RUN_DATE)[1]).text
     assert chart == (
         "Gain in AUC. challenger minus champion +0.0022, interval from -0.0008 to +0.0051; "
-        "it must not begin below -0.0020"
+        "the interval must not begin below -0.0020"
     )
 
 

@@ -39,7 +39,7 @@ def test_settings_are_listed_and_lists_where_there_are_any(kind: str, expected: 
         ({"step": 4, "best_step": 4}, "step 4 (epoch 2), validation log loss 0.4500"),
         (
             {"step": 1200, "best_step": 4},
-            "step 1,200 (epoch 2), validation log loss 0.4500; step 4 was better, but no copy of it was kept",
+            "step 1,200 (epoch 2), validation log loss 0.4500; step 4 was better, but its weights were not saved",
         ),
         ({"step": 4, "best_step": None, "metric": None}, None),
     ],

@@ -287,7 +287,7 @@ def test_scores_of_rows_are_published_by_their_manifests(
     pq.write_table(pq.read_table(path, partitioning=None).slice(1), path)
     with pytest.raises(DataError) as caught:
         score_rows(job_of(spark, config))
-    expected = "has row groups of [74] rows; its manifest says 1 row groups, and 75 rows in row group 0"
+    expected = "has row groups of [74] rows, but its manifest says 1 row groups with 75 rows in row group 0"
     assert expected in caught.value.problem
     assert read_manifest(scores) == again
 

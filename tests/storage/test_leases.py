@@ -111,7 +111,7 @@ def test_the_lease_of_another_machine_ends_if_it_is_not_renewed(
     (name,) = tickets(lake)
     path = f"{lake.leases}/dt={DATE}/{name}"
     file_io.replace_json(path, {**file_io.read_json(path), "machine": "another"})
-    with pytest.raises(InfrastructureError, match="its lease ends in 1"), lease(lake, DATE, JOB, CONFIG):
+    with pytest.raises(InfrastructureError, match="its lease expires in 1"), lease(lake, DATE, JOB, CONFIG):
         pass
     monkeypatch.setattr(leases, "EXPIRES_S", 2.0)
     with lease(lake, DATE, JOB, CONFIG, wait_s=30):

@@ -173,7 +173,11 @@ def test_ages_change_logits_and_their_biases_are_trained() -> None:
             replace(AGED, features=(*PLAIN.features, replace(AGES, scope="item"))),
             "the scope of ages is item, .*needs the scope user",
         ),
-        ({"ages": "ages"}, AGED, f"ages has 3 columns, but the history has {PLACES}(.|\n)*the same length"),
+        (
+            {"ages": "ages"},
+            AGED,
+            f"ages have the length 3, but lists of the history have the length {PLACES}(.|\n)*the same length",
+        ),
     ],
 )
 def test_ages_that_do_not_fit_the_history_are_refused(

@@ -228,8 +228,8 @@ def copy_lost(monkeypatch: pytest.MonkeyPatch, plan: TrainPlan) -> None:
 @pytest.mark.parametrize(
     "disturb, reason",
     [
-        (memory_missing, "it needs 0 MiB of memory on "),
-        (disk_full, "it needs 0 MiB in "),
+        (memory_missing, "a copy needs 0 MiB of memory on "),
+        (disk_full, "a checkpoint needs 0 MiB in "),
         (copy_lost, "is damaged"),
     ],
 )

@@ -192,7 +192,9 @@ def test_row_groups_that_the_manifest_does_not_know_are_named(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"a.parquet is not a Parquet file with 2 row groups"):
         read_group(second, SPEC, MultiHot())
     pq.write_table(pq.read_table(path), path, row_group_size=40)
-    with pytest.raises(DataError, match=r"row group 0 of .*a.parquet has \[60\] rows, its manifest says 50"):
+    with pytest.raises(
+        DataError, match=r"row group 0 of .*a.parquet has \[60\] rows, but its manifest says 50"
+    ):
         read_group(first, SPEC, MultiHot())
 
 
@@ -221,15 +223,15 @@ def broken(path: Path, **columns: object) -> DataFile:
 def test_wrong_rows_columns_types_and_nulls_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     good = broken(path)
-    with pytest.raises(DataError, match=r"a.parquet has \[10\] rows, its manifest says 11"):
+    with pytest.raises(DataError, match=r"a.parquet has \[10\] rows, but its manifest says 11"):
         read_columns(replace(good, rows=11), SPEC, MultiHot())
     with pytest.raises(DataError, match=r"gone.parquet does not exist although a manifest names it"):
         read_columns(DataFile(str(tmp_path / "gone.parquet"), 10), SPEC, MultiHot())
     with pytest.raises(DataError, match=r"lacks the columns \['C1'\]"):
         read_columns(broken(path, C1=None), SPEC, MultiHot())
-    with pytest.raises(DataError, match="column C1 has type float64, not int32"):
+    with pytest.raises(DataError, match="column C1 was read as float64, but must be int32"):
         read_columns(broken(path, C1=pa.array([None, *range(9)], pa.int32())), SPEC, MultiHot())
-    with pytest.raises(DataError, match="column I0 has type float64, not float32"):
+    with pytest.raises(DataError, match="column I0 was read as float64, but must be float32"):
         read_columns(broken(path, I0=pa.array(range(10), pa.float64())), SPEC, MultiHot())
 
 
@@ -242,7 +244,9 @@ def out_of_range(spec: FeatureSpec) -> Rows:
 def test_ids_outside_the_cardinality_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_file(path, SPEC, out_of_range(SPEC))
-    with pytest.raises(DataError, match=r"a.parquet: C1 has ids from \d to 7, outside \[0, 7\)"):
+    with pytest.raises(
+        DataError, match=r"a.parquet: C1 has ids from \d to 7, but ids must be at least 0 and below 7"
+    ):
         next(make_loader([DataFile(str(path), 10)]).batches())
 
 

@@ -86,7 +86,7 @@ def test_what_a_rank_finds_wrong_reaches_the_driver(
 ) -> None:
     *files, last = plan.train_files
     short = on_ranks(replace(plan, train_files=(*files, DataFile(last.path, last.rows + 1))), 2, tmp_path)
-    with pytest.raises(DataError, match=f"{last.path} has .* rows, its manifest says {last.rows + 1}"):
+    with pytest.raises(DataError, match=f"{last.path} has .* rows, but its manifest says {last.rows + 1}"):
         train_on_ranks(spark, short)
 
 

@@ -293,7 +293,7 @@ def test_the_refit_does_the_same_share_of_its_steps(no_spark: None, tmp_path: Pa
     plan = make_refit_plan(config, lake, read_dataset(lake, FIRST), champion["version"])
     assert plan.steps_per_epoch > measured
     assert refitted["steps"] == plan.last_step == int(np.ceil(4 * plan.steps_per_epoch / measured))
-    assert refitted["stopped"] == f"step {plan.last_step} is the last one of the plan"
+    assert refitted["stopped"] == f"step {plan.last_step} is the last step of the training plan"
     assert [entry["step"] for entry in refitted["history"]][-1] == refitted["steps"]
     # Both are before the decay of a schedule of three epochs.
     assert refitted["history"][-1]["learning_rate"] == champion["history"][-1]["learning_rate"] == 3e-3

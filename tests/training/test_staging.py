@@ -128,7 +128,7 @@ def test_disk_is_bounded(remote: list[DataFile], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda body: body[:-100], r"part-1.parquet has \d+ bytes, its manifest says \d+"),
+        (lambda body: body[:-100], r"part-1.parquet has \d+ bytes, but its manifest says \d+"),
         (lambda body: b"x" * len(body), r"part-1.parquet is not a Parquet file"),
         (None, r"part-1.parquet does not exist although a manifest names it"),
     ],

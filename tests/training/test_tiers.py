@@ -189,7 +189,7 @@ def test_a_training_reports_where_its_rows_are(tmp_path: Path, caplog: pytest.Lo
     table = planned_tables(config, spec, train.embeddings)[0]
     assert table.row_bytes == 16 * 4 + 4
     assert sum(tiers.hot[0]) == 2**20 // table.row_bytes
-    assert "at most 1048576 of 2720340 bytes of a rank on the device" in caplog.text
+    assert "at most 1048576 of the 2720340 bytes of a rank are on the device" in caplog.text
     assert "C0" in caplog.text
 
 
@@ -209,6 +209,6 @@ def test_a_cpu_needs_a_number_of_bytes() -> None:
     with pytest.raises(ValueError, match="embedding_memory_mib needs embedding_memory=auto"):
         Train(embedding_memory_mib=3)
     train = Train(num_ranks=1, embedding_memory="auto")
-    with pytest.raises(ConfigError, match="on a CPU needs a number of bytes") as caught:
+    with pytest.raises(ConfigError, match=r"on a CPU needs train\.embedding_memory_mib") as caught:
         plan_tiers(variant("dlrm"), make_spec(2, [5]), train, IdCounts(), ALONE, CPU)
     assert "train.embedding_memory_mib" in str(caught.value.remedy)

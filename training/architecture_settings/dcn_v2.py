@@ -16,8 +16,8 @@ class Settings(Strict):
     embedding_dim: PositiveInt = Field(default=16, description="Width of an embedding vector.")
     bottom_mlp: list[PositiveInt] = Field(
         default=[],
-        description="Widths of the layers of an MLP over the dense features, in order. If the list is empty, "
-        "x_0 contains the dense features unchanged.",
+        description="Widths of the layers of an MLP over the dense features, in order. If the list is "
+        "empty, x_0, the input of the cross layers, contains the dense features unchanged.",
     )
     cross_layers: PositiveInt = Field(default=3, description="Number of cross layers.")
     cross_rank: PositiveInt | None = Field(

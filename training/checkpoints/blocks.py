@@ -48,7 +48,10 @@ class StoredBlock:
         """
         numbers = [values[key] for key in ("feature", "first", "step", "rows", "place")]
         if not all(type(number) is int and number >= 0 for number in numbers) or not values["step"]:
-            raise ValueError(f"a block of rows needs integers from 0, and a step above 0: {numbers!r:.100}")
+            raise ValueError(
+                "the numbers of a block of rows must be integers of 0 or more, and its step above 0: "
+                f"{numbers!r:.100}"
+            )
         feature, first, step, rows, place = numbers
         return cls(str(values["file"]), RowBlock(feature, first, step, rows, place))
 

@@ -127,11 +127,15 @@ class Checkpoints:
             available = min(fact[2] for fact in facts if fact[0] == host)
             if needed > 0.8 * available:
                 return (
-                    f"it needs {needed >> 20} MiB of memory on {host}, where {available >> 20} MiB are free"
+                    f"a copy needs {needed >> 20} MiB of memory on {host}, where {available >> 20} MiB are "
+                    "free"
                 )
         total, free = sum(fact[3] for fact in facts), facts[0][4]
         if free is not None and total > free:
-            return f"it needs {total >> 20} MiB in {self._folder.path}, where {free >> 20} MiB are free"
+            return (
+                f"a checkpoint needs {total >> 20} MiB in {self._folder.path}, where {free >> 20} MiB are "
+                "free"
+            )
         return None
 
     def save(self, trainer: Stateful, position: Position, best_step: int | None = None) -> None:
@@ -205,7 +209,9 @@ class Checkpoints:
                 damaged[step] = text
                 if self._leads:
                     log.warning(
-                        "the checkpoint of step %d is damaged, looking for one before: %s", step, problem
+                        "the checkpoint of step %d is damaged, so the training looks for an earlier one: %s",
+                        step,
+                        problem,
                     )
         if position is None and changed:
             raise InfrastructureError(

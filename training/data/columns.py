@@ -103,12 +103,14 @@ def read_columns(
     _require_columns(path, list(wanted), columns)
     rows = {len(values) for values in columns.values()}
     if rows != {group.rows}:
-        raise DataError(f"{_name(group)} has {sorted(rows)} rows, its manifest says {group.rows}", _REBUILD)
+        raise DataError(
+            f"{_name(group)} has {sorted(rows)} rows, but its manifest says {group.rows}", _REBUILD
+        )
     for name, dtype in wanted.items():
         if columns[name].dtype != dtype:  # Arrow converts integer columns with nulls to float64
             raise DataError(
-                f"{path}: column {name} has type {columns[name].dtype}, not {dtype}; it has a wrong type or "
-                "contains nulls",
+                f"{path}: column {name} was read as {columns[name].dtype}, but must be {dtype}: it has "
+                "another type or contains nulls",
                 _REBUILD,
             )
     lists = _read_lists(group, spec)
@@ -142,7 +144,8 @@ def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
     cardinality = int(feature.cardinality or 0)
     if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # negative ids become large uint32 numbers
         raise DataError(
-            f"{path}: {feature.name} has ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
+            f"{path}: {feature.name} has ids from {ids.min()} to {ids.max()}, but ids must be at least 0 "
+            f"and below {cardinality}",
             "run build_features again: the features were built with another version of the workflow",
         )
 

@@ -196,7 +196,9 @@ class Loader:
         needed = -(-self._device_bytes // _MIB)
         if needed <= reading.device_mib:
             return True
-        message = f"pools on the device need {needed} MiB, train.reading.device_mib is {reading.device_mib}"
+        message = (
+            f"pools on the device need {needed} MiB, but train.reading.device_mib is {reading.device_mib}"
+        )
         if reading.pools == "device":
             raise ConfigError(
                 message, f"--set train.reading.device_mib={needed}, or train.reading.pools=auto"
@@ -250,7 +252,8 @@ class Loader:
         checked = partial(self._read, checked=True)
         list(read_groups(iter([group]), checked, self._reading, local=local))
         raise DataError(
-            f"{group.file.path} had an id that is not below its cardinality, and has been replaced since",
+            f"{group.file.path} had an id that is not below the cardinality of its feature; the file has "
+            "been replaced since then",
             "run build_features again for the day of this file",
         )
 

@@ -122,7 +122,7 @@ def _stage(group: RowGroup, path: Path) -> Staged:
             size = source.size()
             if file.size_bytes not in (None, size):
                 raise DataError(
-                    f"{file.path} has {size} bytes, its manifest says {file.size_bytes}", _REBUILD
+                    f"{file.path} has {size} bytes, but its manifest says {file.size_bytes}", _REBUILD
                 )
             copied = _copy(source, path, _parts(group, source))
         if group.count == 1:

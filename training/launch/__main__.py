@@ -58,7 +58,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     lake = LakePaths(config.lake)
     plan = make_plan(config, lake, read_dataset(lake, run_date))
     if is_complete(plan.model_path, checksums=True):
-        log.info("version %s has already been trained", plan.description["version"])
+        log.info("model version %s has already been trained", plan.description["version"])
         description = read_description(plan.model_path)
     else:
         description = train_in_process(plan)

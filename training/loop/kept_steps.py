@@ -195,7 +195,7 @@ class StopAtStep(Callback):
 
     def _check(self, state: TrainingState) -> None:
         if self._last_step is not None and state.step >= self._last_step:
-            state.stopped = f"step {self._last_step} is the last one of the plan"
+            state.stopped = f"step {self._last_step} is the last step of the training plan"
 
 
 def stop_reason(history: Iterable[Mapping[str, Any]], rule: StopAt | None) -> str | None:
@@ -288,6 +288,6 @@ class SaveCheckpoints(Callback):
         if problem and not self._warned:
             self._warned = True
             log.warning(
-                "step %d is the best one so far, but no copy of its weights is kept: %s", state.step, problem
+                "step %d is the best one so far, but its weights are not saved: %s", state.step, problem
             )
         return problem is None

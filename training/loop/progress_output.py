@@ -185,4 +185,6 @@ class StepProfiler(Callback):
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"rank{self._rank}-steps{self._config.first_step}-{self._last_step}.json.gz"
         running.export_chrome_trace(str(path))
-        log.info("the trace of steps %d to %d is %s", self._config.first_step, self._last_step, path)
+        log.info(
+            "the trace of steps %d to %d is in the file %s", self._config.first_step, self._last_step, path
+        )

@@ -411,11 +411,15 @@ def plan_tiers(
     if collectives.rank == 0:
         held = max(sum(table.bytes_of(rank) for table in tables) for rank in range(collectives.size))
         if tiers is None:
-            log.info("all embedding rows are on the device: %d of at most %d bytes", held, rank_bytes)
+            log.info(
+                "all embedding rows are on the device: they have %d bytes, and at most %d are allowed",
+                held,
+                rank_bytes,
+            )
         else:
             log.info(
-                "embedding rows in two memories: at most %d of %d bytes of a rank on the device, "
-                "for %.2f%% of the lookups by the value counts\n%s",
+                "embedding rows are in two memories: at most %d of the %d bytes of a rank are on the "
+                "device. By the value counts, %.2f%% of the lookups read rows there:\n%s",
                 rank_bytes,
                 held,
                 100 * tiers.expected,
@@ -431,7 +435,8 @@ def _rank_bytes(train: Train, device: torch.device) -> tuple[int, ConfigError | 
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * _SHARE_OF_FREE_MEMORY), None
     return 0, ConfigError(
-        "train.embedding_memory=auto on a CPU needs a number of bytes: a CPU has no separate memory",
+        "train.embedding_memory=auto on a CPU needs train.embedding_memory_mib, because jobs can compute "
+        "this number only from the free memory of a GPU",
         "set train.embedding_memory_mib, or train.embedding_memory=device",
     )
 

@@ -92,7 +92,8 @@ class Layout:
         columns = _columns_of(feature, inputs)
         if columns.stop - columns.start != self.length:
             raise ConfigError(
-                f"{name} has {columns.stop - columns.start} columns, but the history has {self.length}",
+                f"lists of {name} have the length {columns.stop - columns.start}, but lists of the history "
+                f"have the length {self.length}",
                 f"set the same length for both, as in model.multi_hot.lengths: {{{name}: {self.length}}}",
             )
         cardinalities = list(self.cardinalities)

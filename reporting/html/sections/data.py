@@ -44,7 +44,9 @@ def render(run: RunFacts) -> Section:
     if run.of_choices:
         counts = [float(day.clicks or 0) for day in days]
         drawn = columns("Choices", names, counts, groups=groups, x_label=by, y_label="choices")
-        charts.append(figure(join([keys, drawn]), "Choices", f"rows with something a user chose, by {by}."))
+        charts.append(
+            figure(join([keys, drawn]), "Choices", f"rows with an item that a user chose, by {by}.")
+        )
     elif all(day.click_rate is not None for day in days):
         rates = [100 * (day.click_rate or 0.0) for day in days]
         drawn = columns("Click rate", names, rates, groups=groups, x_label=by, y_label="click rate, %")
@@ -260,7 +262,7 @@ def _charts(compared: DayComparison, of_choices: bool) -> list[Html]:
     choices = [float(piece.clicks) for piece in pieces]
     charts = (
         ("Rows of the log", f"that parsed, by {by}.", [float(piece.rows) for piece in pieces], "rows"),
-        ("Choices of the log", f"rows with something a user chose, by {by}.", choices, "choices")
+        ("Choices of the log", f"rows with an item that a user chose, by {by}.", choices, "choices")
         if of_choices
         else ("Clicks of the log", f"share of these rows, by {by}.", rates, "click rate, %"),
     )

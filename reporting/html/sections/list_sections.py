@@ -307,7 +307,9 @@ def render_coverage(run: RunFacts, counts: ItemCounts | None, titles: Titles) ->
         x_written=percent,
         y_written=percent,
     )
-    chart = figure(drawn, "Concentration", "share of all list entries that the most recommended items take.")
+    chart = figure(
+        drawn, "Concentration", "share of all list entries that fall on the most recommended items."
+    )
     return section(
         "coverage",
         "Coverage",
@@ -401,8 +403,8 @@ def render_sample(
         return section("sample", "A few lists", missing("Lists of users", "score_daily"))
     sentence = lead(
         "A sample of users, evenly spread over all users. “Before” counts how often the user clicked the "
-        "item and how often the item was shown to the user on the days listed under Data; “why” is ranked, "
-        "or the business rule that put the item there."
+        "item and how often the item was shown to the user on the days listed under Data; “why” is "
+        "“ranked”, or names the business rule that put the item there."
         + (f" The lists were scored with {_context(context)}." if context else "")
     )
     return section(

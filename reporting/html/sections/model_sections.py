@@ -152,7 +152,7 @@ def _kept(model: Mapping[str, Any]) -> str | None:
     text = f"step {numbers.count(kept['step'])} (epoch {kept['epoch']}), validation {measure}"
     if kept["best_step"] in (None, kept["step"]):
         return text
-    return f"{text}; step {numbers.count(kept['best_step'])} was better, but no copy of it was kept"
+    return f"{text}; step {numbers.count(kept['best_step'])} was better, but its weights were not saved"
 
 
 def _architecture(model: Mapping[str, Any]) -> str:
@@ -373,7 +373,10 @@ def render_scores(run: RunFacts) -> Section:
     elif run.judged is not None:
         bins = [bin_ for bin_ in run.judged["calibration"] if bin_["rows"]]
         sentence = _calibration_lead(bins)
-        caption = "each dot is a bin of test rows; its area shows their number. The diagonal is perfect."
+        caption = (
+            "each dot is a bin of test rows; its area shows their number. On the diagonal, predicted and "
+            "observed click rates are equal."
+        )
         points = [(bin_["mean_probability"], bin_["click_rate"], bin_["rows"]) for bin_ in bins]
         drawn = scatter("Reliability", points, x_label="predicted click rate", y_label="observed click rate")
         shown += [figure(drawn, "Reliability", caption), _bins(bins)]

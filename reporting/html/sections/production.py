@@ -52,13 +52,18 @@ def _experiment_lead(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> H
             tag("strong", f"The control serves all users, because {facts['idle_because']}. ", class_="warn")
         )
     if measured.get("stops_on"):
-        words.append(tag("strong", f"The guard rail stops it on {measured['stops_on']}. ", class_="stop"))
+        words.append(
+            tag("strong", f"The guard rail stops the experiment on {measured['stops_on']}. ", class_="stop")
+        )
     p_values = [p for p in (measured.get("sample_ratio_p") or {}).values() if p is not None]
     if p_values and min(p_values) < MISMATCH_P:
-        text = f"The numbers of users do not fit the share (p={min(p_values):.2g}). "
+        text = (
+            "The numbers of users in the two variants do not fit the configured share "
+            f"(p={min(p_values):.2g}). "
+        )
         words.append(tag("strong", text, class_="warn"))
     if not measured:
-        words.append("Its lists have not been compared with clicks yet.")
+        words.append("The lists of the experiment have not been compared with clicks yet.")
     return lead(*words)
 
 
@@ -165,7 +170,10 @@ def _impressions_lead(facts: Mapping[str, Any], date: str) -> Html:
     if facts["clicked_not_shown"]:
         number = facts["clicked_not_shown"]
         verbs = ("was", "is") if number == 1 else ("were", "are")
-        text = f"{counted(number, 'entry', 'entries')} {verbs[0]} clicked, but {verbs[1]} not in the log. "
+        text = (
+            f"{counted(number, 'entry', 'entries')} {verbs[0]} clicked, but {verbs[1]} not in the log of "
+            "impressions. "
+        )
         words.append(tag("strong", text, class_="warn"))
     return lead(*words)
 

@@ -85,8 +85,8 @@ class Settings(FileSinkSettings):
         wrong = [name for name in names if name in reserved or _OF_ITEM.fullmatch(name)]
         if wrong or len(set(names)) < len(names):
             raise ValueError(
-                f"{wrong or names}: a line has other columns of these names; write other names in "
-                "`users.columns`, with the names in the files as `source`, and each name once"
+                f"{wrong or names}: the columns of a line must have different names; write other names in "
+                "`users.columns`, with the names in the files as `source`, and list each name once"
             )
         return names
 

@@ -88,7 +88,9 @@ class Settings(SinkSettings):
         if not value.startswith("jdbc:postgresql:"):
             raise ValueError("it must begin with jdbc:postgresql:")
         if refused := refused_parameters(value):
-            raise ValueError(f"it must not have {refused}, only the parameters {sorted(URL_PARAMETERS)}")
+            raise ValueError(
+                f"it must not have the parameters {refused}; allowed are only {sorted(URL_PARAMETERS)}"
+            )
         return value
 
     @field_validator("table")
@@ -154,7 +156,10 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
         kept = sorted({*served.dates(), lists.run_date}, reverse=True)[: sink.keep_dates]
         if lists.run_date not in kept:
             log.warning(
-                "%s keeps the dates %s: the lists of %s are not delivered", sink.name, kept, lists.run_date
+                "%s keeps only the newest dates, %s, so the older lists of %s are not delivered",
+                sink.name,
+                kept,
+                lists.run_date,
             )
             return Delivered(target, 0, 0, 0)
         if served.is_served(lists.run_date, digest, expected):

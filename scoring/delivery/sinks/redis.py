@@ -165,7 +165,9 @@ def _address(sink: Settings) -> RedisAddress:
 
 
 def _too_old(sink: Settings, lists: PublishedLists) -> Delivered:
-    log.warning("%s has lists of a later date: those of %s are not delivered", sink.name, lists.run_date)
+    log.warning(
+        "%s has lists of a later date, so the lists of %s are not delivered", sink.name, lists.run_date
+    )
     return Delivered(_target(sink), 0, 0)
 
 

@@ -146,7 +146,10 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
         kept = sorted({*table.dates(), lists.run_date}, reverse=True)[: sink.keep_dates]
         if lists.run_date not in kept:
             log.warning(
-                "%s keeps the dates %s: the lists of %s are not delivered", sink.name, kept, lists.run_date
+                "%s keeps only the newest dates, %s, so the older lists of %s are not delivered",
+                sink.name,
+                kept,
+                lists.run_date,
             )
             return Delivered(_target(sink), 0, 0, 0)
     for name in dict.fromkeys(sink.features):

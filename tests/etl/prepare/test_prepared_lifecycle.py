@@ -489,7 +489,7 @@ def test_a_log_without_train_rows_names_the_split(tmp_path: Path) -> None:
     for number, day in enumerate(DAYS):
         row = ["1", str(number), f"item {number}", "1", "2", "a", str(1772323200 + number * 86400)]
         _rewrite(tmp_path / f"raw/{day}.csv", lambda _, row=row: [row])
-    with pytest.raises(DataError, match=r"the train split \(split.by=leave_last_out\) of .* holds no row"):
+    with pytest.raises(DataError, match=r"the train split \(split.by=leave_last_out\) of .* has no rows"):
         build(config, FIRST)
 
 

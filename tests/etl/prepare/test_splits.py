@@ -146,7 +146,7 @@ def test_a_log_without_rows_is_an_error(timed: bool) -> None:
 
 
 def test_rows_of_one_day_are_not_divided() -> None:
-    with pytest.raises(ValueError, match="rows of one day are all in the same split"):
+    with pytest.raises(ValueError, match="rows of one day cannot be divided into splits"):
         assign_split(_table([("u", 1, 1.0)], timed=True), SplitConfig(by="day"), None)
 
 

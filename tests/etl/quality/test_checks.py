@@ -143,7 +143,7 @@ def test_the_error_names_everything_and_its_remedy_is_accepted() -> None:
     for text in (
         DAY,
         "2026-01-05 to 2026-01-06",
-        "I1 drifted; the largest change is '<b>', with 30.00% of rows, but 10.00% on the train days",
+        "I1 drifted; the share of '<b>' changed most, to 30.00% of rows from 10.00% on the train days",
         "psi=0.8123 is above quality.psi_stop=0.15",
         "10.00% of the values of C3 do not occur on the train days, most often 'fresh\\nvalue'",
         "new_value_rate=0.1 is above quality.new_value_rate_stop=0.05",

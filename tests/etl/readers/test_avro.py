@@ -261,10 +261,10 @@ def test_damage_is_an_error_of_the_file(tmp_path: Path, codec: str) -> None:
 @pytest.mark.parametrize(
     "kind, problem",
     [
-        ({"type": "array", "items": "null"}, "the values of an array of its schema need no bytes"),
+        ({"type": "array", "items": "null"}, "an element of an array of its schema takes no bytes"),
         (
             {"type": "array", "items": {"type": "record", "name": "Empty", "fields": []}},
-            "the values of an array of its schema need no bytes",
+            "an element of an array of its schema takes no bytes",
         ),
         (["null", "shop.Click"], "the record shop.Click of its schema contains itself"),
     ],
@@ -280,7 +280,7 @@ def test_a_schema_whose_values_have_no_limit_of_memory_is_refused(
 
 def test_rows_without_bytes_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a", schema_of(key="null"), [{"key": None}] * 3)
-    with pytest.raises(DataError, match="rows of its schema need no bytes"):
+    with pytest.raises(DataError, match="a row of its schema takes no bytes"):
         read(path, table_of(key="int"))
 
 

@@ -189,7 +189,7 @@ def test_dates_follow_the_first_day() -> None:
     [
         ("generate=null", "no section `generate`"),
         ("generate.layout=named", "generate.layout=named writes csv"),
-        ("generate.files_per_day=70000", "files_per_day=70000 is more than rows_per_day=60000"),
+        ("generate.files_per_day=70000", "files_per_day=70000 must not be more than rows_per_day=60000"),
     ],
 )
 def test_settings_that_contradict_each_other(override: str, message: str) -> None:

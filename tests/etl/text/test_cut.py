@@ -131,7 +131,7 @@ SMALL: dict[str, Any] = {
 @pytest.mark.parametrize(
     "lines, share, message",
     [
-        ("", 1.0, f"the raw log of {RUN_DATE} holds no row: .*a.csv"),
+        ("", 1.0, f"the raw log of {RUN_DATE} has no rows: .*a.csv"),
         ("1,no number,a\n" * 3, 1.0, "the log has no good row"),
         ("1,no number,a\n" * 3, 0.1, f"3 of 3 rows of {RUN_DATE} do not parse"),
     ],

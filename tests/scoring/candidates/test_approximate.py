@@ -202,7 +202,7 @@ def test_the_table_of_clusters_is_read_in_the_order_of_the_items(
     vectors, of_items = read_clusters(files)
     np.testing.assert_array_equal(vectors, items)
     np.testing.assert_array_equal(of_items, clusters)
-    with pytest.raises(DataError, match=r"item_index does not count from 0"):
+    with pytest.raises(DataError, match=r"the values of item_index are not 0, 1, 2"):
         read_clusters(files[1:])
 
 

@@ -115,9 +115,9 @@ def test_calibration_stays_in_its_band_unless_the_champion_is_further_off(
     )
     assert levels(decision)["calibration"] == level
     assert decision.promoted is (level != "hold")
-    assert (f"predicted clicks are {challenger_ratio:.3f} times the observed ones" in decision.reason) is (
-        level == "hold"
-    )
+    assert (
+        f"the challenger predicts {challenger_ratio:.3f} times the observed clicks" in decision.reason
+    ) is (level == "hold")
 
 
 def test_without_an_interval_nothing_is_promoted() -> None:
@@ -128,10 +128,19 @@ def test_without_an_interval_nothing_is_promoted() -> None:
 
 
 def test_drift_that_holds_is_named_after_the_comparison() -> None:
-    drift = GateCheck("score_psi", "hold", "scores moved by PSI 0.700", 0.7, 0.5, "gate.drift.score_psi_hold")
+    drift = GateCheck(
+        "score_psi",
+        "hold",
+        "the PSI of the scores against the champion's is 0.700",
+        0.7,
+        0.5,
+        "gate.drift.score_psi_hold",
+    )
     decision = verdict(0.0, 0.01, other_checks=(drift, GateCheck("oov_share", "warn", "new ids", 0.6)))
     assert not decision.promoted
-    assert decision.reason.endswith("not worse by more than gate.margin=0.002; scores moved by PSI 0.700")
+    assert decision.reason.endswith(
+        "not worse by more than gate.margin=0.002; the PSI of the scores against the champion's is 0.700"
+    )
 
 
 def test_a_first_model_is_promoted_whatever_drift_says_but_not_against_people() -> None:

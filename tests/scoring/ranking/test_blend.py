@@ -147,7 +147,9 @@ def test_lists_without_the_right_number_of_scores_are_refused_by_user(reference:
     lists, scores = candidates_of(len(reference.users))
     short = [*scores[:4], scores[4][:-1], *scores[5:]]
     batch = batch_of(reference.users, candidates=list(lists))
-    with pytest.raises(DataError, match=r"user u004 has 12 candidates and 22 scores .* there are 2 sources"):
+    with pytest.raises(
+        DataError, match=r"user u004 has 12 candidates and 22 scores .* one score of each of 2 sources"
+    ):
         list(recommender.recommend(with_scores(batch, short)))
     everything = with_scores(batch_of(reference.users), scores)
     with pytest.raises(DataError, match=r"user u000 has -1 candidates"):

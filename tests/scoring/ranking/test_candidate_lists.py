@@ -94,9 +94,9 @@ def test_candidates_are_the_lists_or_all_other_items(
     "listed, excluded, text",
     [
         ([[1], [3, 3], [9]], None, "candidates of user u1 contain an item twice"),
-        ([[1], [9, 9], [3, 3]], None, r"user u1 are in \[9, 9\], but there are 5"),
-        ([[1], [2], [4, -2]], None, r"user u2 are in \[-2, 4\], but there are 5"),
-        ([None, [2], None], [[1], [77], [4, 5]], r"user u2 are in \[4, 5\], but there are 5"),
+        ([[1], [9, 9], [3, 3]], None, r"user u1 are from 9 to 9, but there are 5"),
+        ([[1], [2], [4, -2]], None, r"user u2 are from -2 to 4, but there are 5"),
+        ([None, [2], None], [[1], [77], [4, 5]], r"user u2 are from 4 to 5, but there are 5"),
         ([None, [2, 2], None], [[1], None, [4, 5]], "candidates of user u1 contain an item twice"),
     ],
 )

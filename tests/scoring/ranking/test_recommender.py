@@ -164,7 +164,7 @@ def test_candidates_out_of_range_are_refused(
 
 
 def test_items_must_be_counted_from_zero(reference: ReferenceScores, recommender: ListRanker) -> None:
-    with pytest.raises(DataError, match="item_index does not count from 0"):
+    with pytest.raises(DataError, match="the values of item_index are not 0, 1, 2"):
         read_items(reference.request.item_files[::-1], recommender.predictor, CONTEXT)
 
 

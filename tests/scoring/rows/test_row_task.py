@@ -144,11 +144,11 @@ DAMAGE: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     ),
     "a large id": (
         lambda rows: _set(rows, "kind", pa.array([7] * len(rows), pa.int32())),
-        r"kind holds ids from 7 to 7, outside \[0, 7\)",
+        r"kind has ids from 7 to 7, but ids must be at least 0 and below 7",
     ),
     "a negative id": (
         lambda rows: _set(rows, "who", pa.array([-1] * len(rows), pa.int32())),
-        r"who holds ids from -1 to -1, outside \[0, 30\)",
+        r"who has ids from -1 to -1, but ids must be at least 0 and below 30",
     ),
 }
 
@@ -167,7 +167,7 @@ def test_files_that_are_not_what_the_manifest_says_are_refused(rows: pa.Table, t
     groups = write(tmp_path / "rows", rows)
     write(tmp_path / "rows", rows.slice(1))
     with pytest.raises(
-        DataError, match=r"row groups of \[40, 40, 40, 29\] rows; its manifest says 4 row groups"
+        DataError, match=r"row groups of \[40, 40, 40, 29\] rows, but its manifest says 4 row groups"
     ):
         read_all(groups)
     write(tmp_path / "rows", rows.slice(0, 30))

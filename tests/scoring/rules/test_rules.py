@@ -318,7 +318,12 @@ def test_keys_of_attributes_are_whole_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, table, kind, message",
     [
-        ("sku,colour\n1,red\n1,blue\n", {}, DataError, "sku is not unique: 1 item has .* such as '1'"),
+        (
+            "sku,colour\n1,red\n1,blue\n",
+            {},
+            DataError,
+            "the values of sku are not unique: 1 item has .* such as '1'",
+        ),
         ("id,colour\n1,red\n", {}, DataError, r"no columns \['sku'\]; its header is \['id', 'colour'\]"),
         ("sku,colour\nz,red\n", {}, DataError, "none of the 1 candidate items, such as 'i001'"),
         ("sku,colour\n1,red\n", {"path": "gone.csv"}, ConfigError, "there is no file at .*gone.csv"),
