@@ -164,12 +164,13 @@ def last_value(
     """
     best: tuple[int, int] | None = None
     value = None
-    for row in log[(log.item == item) & log.day.isin(days) & (log[column] != "")].itertuples():
-        if timed and row.time >= (days_since_epoch(row.day) + 1) * _SECONDS:
+    events = log[(log.item == item) & log.day.isin(days) & (log[column] != "")]
+    for position, row in zip(events.index, events.to_dict("records"), strict=True):
+        if timed and row["time"] >= (days_since_epoch(row["day"]) + 1) * _SECONDS:
             continue
-        order = (row.time if timed else 0, row.Index)
+        order = (row["time"] if timed else 0, int(position))
         if best is None or order > best:
-            best, value = order, getattr(row, column)
+            best, value = order, row[column]
     return None if timed and best and before is not None and best[0] >= before else value
 
 
@@ -204,11 +205,12 @@ class Shop:
         logged = self.log[self.log.day == day].reset_index(drop=True)
         assert sorted(prepared.row_id[prepared.row_id % 2 == 0] // 2) == list(range(len(logged)))
         assert (prepared.row_id % 2 == 1).sum() > 5
-        for row in prepared.itertuples():
-            time = int(logged.time[row.row_id // 2])
+        for row in prepared.to_dict("records"):
+            time = int(logged["time"][row["row_id"] // 2])
             for column in ("price", "stock"):
-                expected = last_value(self.log, days_before(day), row.item_key, column, time, timed=timed)
-                actual = getattr(row, f"last_{column}")
+                days, item = days_before(day), row["item_key"]
+                expected = last_value(self.log, days, item, column, time, timed=timed)
+                actual = row[f"last_{column}"]
                 if expected is None or column == "stock":
                     assert (None if pd.isna(actual) else actual) == expected, (day, row)
                 else:
@@ -272,6 +274,7 @@ def test_random_events_give_the_values_of_a_loop(seed: int) -> None:
     keys = [f"i{n}" for n in draw.integers(0, 12, rows)]
     of_rows = pa.table({"item_key": keys, "event_time": draw.integers(0, 8, rows)})
     joined = join_values(of_rows, values, ["last_price"], timed=True)
+    assert isinstance(joined, pa.Table)
     assert joined.select(["item_key", "event_time"]) == of_rows
     known = [row for row in table.to_pylist() if row["last_price"] is not None]
     assert set(values["item_key"].to_pylist()) == {row["item_key"] for row in known}
