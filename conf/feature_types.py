@@ -1,4 +1,7 @@
-"""The typed configuration of features: groups, scopes, workflow, histories, negatives, and the split."""
+"""The typed configuration of features: groups of columns, scopes, workflow, added columns, negatives, split.
+
+The sections `history` and `last_values` add columns.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from conf.names import ColumnName
-from conf.raw_types import Days, Names, PositiveInt, Seed, Share, Strict
+from conf.names import ColumnName, reject_repeated, reject_unknown
+from conf.raw_types import LIST_TYPES, Days, Names, PositiveInt, RawTable, Seed, Share, Strict
 
 OperatorEntry = str | dict[str, dict[str, Any] | None]
 Scope = Literal["user", "item", "pair", "context"]
@@ -142,6 +145,66 @@ class History(Strict):
                 "log are used: remove it"
             )
         return set(self.columns)
+
+
+# The typed configuration of last values: the latest values of an item's events before the day of a row.
+
+
+class LastValues(Strict):
+    """Columns with the last values that events of a row's item had before the day of the row, such as prices.
+
+    For each column in `columns`, such as `price`, each row gets a column `last_price`. Its value comes from
+    the events of the row's item on the `days` days before the day of the row. The event with the latest event
+    time counts. If several events have this time, or if the log has no event times, the last of them in the
+    log counts. Nulls are skipped, so different columns may have their values from different events. If no
+    event of the item on these days has a value, the value is null. With event times, the value is also null
+    if the last event is not before the row. Events after the end of their day in `log.time_zone` are not
+    used. Features read these columns like columns of the table of items. The table `items`, with which lists
+    are scored, has the last values up to the run date. If the lists are compared with the test split
+    (measure.against=test_split), the events of the test split are left out. The section needs `split.by=day`.
+    """
+
+    columns: Annotated[Names, Field(min_length=1)] = Field(
+        description="Columns of the log with numbers, booleans, times or texts, such as `price`. The keys "
+        "and the label are not allowed. The new columns have the prefix `last_`, such as `last_price`."
+    )
+    days: Days = Field(
+        default=14,
+        description="Number of days before the day of a row whose events are used. Days without a log are "
+        "skipped. With a larger number, fewer items have a null, and a run reads more small tables.",
+    )
+
+    @property
+    def new_columns(self) -> dict[str, str]:
+        """Maps the name of each column that the section adds to the column of the log."""
+        return {f"{_LAST}{name}": name for name in self.columns}
+
+    def checked_columns(self, split_by: str, log: RawTable, refused: Collection[str]) -> set[str]:
+        """Returns the names of the columns that the section adds.
+
+        Raises ValueError if the log is not divided by days, or if a column is listed twice, is not in the
+        log, is a list, or is in `refused` (the columns of keys and label).
+        """
+        if split_by != "day":
+            raise ValueError(
+                f"last_values uses the values of earlier days, so it needs split.by=day, not {split_by}: "
+                "remove last_values, or store the log by day, with {date} in log.path, and set split.by=day"
+            )
+        reject_repeated("last_values.columns", self.columns)
+        reject_unknown("last_values.columns", self.columns, set(log.names))
+        wrong = [name for name in self.columns if name in refused]
+        if wrong:
+            raise ValueError(
+                f"last_values.columns names {wrong}, which are columns of keys or of the label: list only "
+                "columns that describe an item at the time of an event, such as its price"
+            )
+        lists = [name for name in self.columns if log.type_of(name) in LIST_TYPES]
+        if lists:
+            raise ValueError(f"last_values.columns names {lists}, which are lists: remove these columns")
+        return set(self.new_columns)
+
+
+_LAST = "last_"
 
 
 # The typed configuration of the split into train, validation and test rows.

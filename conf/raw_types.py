@@ -389,9 +389,7 @@ class RawTable(Strict):
                 "whose files do not store numbers as text: remove decimal_separator"
             )
         if self.encoding != UTF8 and not format_settings(self.format).is_text:
-            raise ValueError(
-                f"encoding applies only to text files, but the format is {self.format}: remove encoding"
-            )
+            raise ValueError(f"encoding is only for text files, but the format is {self.format}: remove it")
         if self.decimal_separator == self.field_separator and format_settings(self.format).is_positional:
             raise ValueError(
                 f"decimal_separator and separator are both a comma. Fields of {self.format} files have no "
@@ -631,9 +629,7 @@ class Label(Strict):
         rules = ("positive_at_least", "positive", "weights")
         ruled = [key for key in rules if getattr(self, key) is not None]
         if self.column is None and ruled:
-            raise ValueError(
-                f"{ruled} apply to the values of a column: set `column` to the name of this column"
-            )
+            raise ValueError(f"{ruled} apply to the values of a column: set `column` to its name")
         if self.positive is None:
             if self.weights is not None:
                 raise ValueError(

@@ -15,6 +15,7 @@ from conf.feature_types import (
     SPLITS,
     FeatureGroup,
     History,
+    LastValues,
     Negatives,
     OperatorEntry,
     Scope,
@@ -83,6 +84,7 @@ __all__ = [
     "JoinedTable",
     "Keys",
     "Label",
+    "LastValues",
     "ListRules",
     "Log",
     "Measure",
@@ -438,6 +440,11 @@ class Config(Strict):
     history: History | None = Field(
         default=None, description="A column with the user's last clicks before a row. Null: no such column."
     )
+    last_values: LastValues | None = Field(
+        default=None,
+        description="Columns with the last values of an item's earlier events, such as its price. Null: no "
+        "such columns.",
+    )
     keys: Keys | None = Field(
         default=None,
         description="Columns that identify users and items. Null: the log has no such columns, so no lists "
@@ -512,6 +519,7 @@ class Config(Strict):
         taken = [*known, *self.reserved]
         timed = self.log.event_time is not None
         known |= self.history.new_columns(self.split.by, taken, timed=timed) if self.history else set()
+        known |= self._last_columns(known)
         taken = [*known, *self.reserved]
         known |= self.serving.new_columns(self.split.by, self.keys, self.log.event_time, taken)
         features = [name for group in self.features for name in group.columns]
@@ -529,12 +537,13 @@ class Config(Strict):
             self.log.require_types("keys", self.keys.columns, ("int", "string"))
             self.log.require_present("keys", self.keys.columns)
         elif (
-            any((self.users, self.items, self.negatives, self.history, self.deliver.sinks))
+            any((self.users, self.items, self.negatives, self.history, self.last_values))
+            or self.deliver.sinks
             or self.split.by == "leave_last_out"
         ):
             raise ValueError(
-                "users, items, negatives, history, deliver.sinks and split.by=leave_last_out need the "
-                "section `keys`"
+                "users, items, negatives, history, last_values, deliver.sinks and "
+                "split.by=leave_last_out need the section `keys`"
             )
         for side, table in (("user", self.users), ("item", self.items)):
             if table and self.keys:
@@ -565,6 +574,12 @@ class Config(Strict):
         label = self.log.label
         of_choices = self.negatives is not None or label.positive_at_least is not None or label.is_only_clicks
         return "none" if of_choices else "unclicked"
+
+    @property
+    def days_before(self) -> int:
+        """Returns the number of days before the days of the splits whose events a run reads."""
+        of_values = self.last_values.days if self.last_values else 0
+        return max((self.history.days or 0) if self.history else 0, of_values)
 
     @property
     def drawn_columns(self) -> frozenset[str]:
@@ -607,13 +622,32 @@ class Config(Strict):
         of_day = '; for a notation other than 13:45:00 also set `format`, such as `format: "%I:%M %p"`'
         log.require_types(f"{where}.time_of_day", [event_time.time_of_day], ("time",), of_day)
 
+    def _last_columns(self, known: set[str]) -> set[str]:
+        """Returns the columns that the section `last_values` adds; empty without this section.
+
+        Raises ValueError if the section is wrong, or if one of the columns in `known`, or an internal column,
+        has the name of a column that it adds.
+        """
+        if self.last_values is None:
+            return set()
+        refused = {*(self.keys.columns if self.keys else ()), self.log.label.column or ""}
+        added = self.last_values.checked_columns(self.split.by, self.log, refused)
+        taken = sorted(added & {*known, *self.reserved})
+        if taken:
+            raise ValueError(
+                f"last_values would add the columns {taken}, which are the names of other columns: give "
+                "these other columns another `name`, and write their names in the raw files as `source`"
+            )
+        return added
+
     def _check_order(self) -> None:
         """Raises ValueError if the order of rows is needed, but the log is an unordered table of Spark."""
-        ordered = self.split.by != "day" or self.history is not None
+        earlier = self.history is not None or self.last_values is not None
+        ordered = self.split.by != "day" or earlier
         if self.log.format == SPARK_TABLE and self.log.event_time is None and ordered:
             raise ValueError(
                 "the rows of a table of Spark's catalogue have no order: set log.event_time, or use "
-                "split.by=day without the section `history`"
+                "split.by=day without the sections `history` and `last_values`"
             )
 
     def _check_label(self) -> None:

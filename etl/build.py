@@ -26,19 +26,17 @@ from etl.passes import (
     Phase,
     changed_since_counted,
     check_days,
-    earlier_clicks,
+    digests_of_earlier_days,
     passes_of,
     raw_days,
 )
 from etl.prepare.attributes import read_attribute_table
-from etl.prepare.click_tables import ClickTables
 from etl.prepare.prepared_passes import PreparedPasses, delete_unneeded_days
 from etl.quality.checks import MissingRows, log_missing_rows
 from etl.quality.day_counts import DayCounts
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles, impression_inputs
 from etl.raw.splits import no_training_row
-from etl.spark.frame_passes import LastClicks
 from etl.spark.raw_frames import read_attributes
 from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
@@ -167,7 +165,7 @@ def applied_features(
     if parent_version is None or plan.config.workflow.mode not in ("auto", "apply"):
         return None
     versions = [version for version in (parent_version, other_version) if version is not None]
-    earlier = earlier_clicks(workers, plan, lake)
+    earlier = digests_of_earlier_days(workers, plan, lake)
 
     def has_features(raw: RawFiles) -> bool:
         return all(
@@ -215,7 +213,7 @@ def encoded_days(
     Raises:
         DataError: see `etl.passes.DayPasses.scan_days`.
     """
-    earlier = earlier_clicks(workers, plan, lake)
+    earlier = digests_of_earlier_days(workers, plan, lake)
     inputs = {raw.dt: feature_inputs(plan, raw, workflow.version, earlier) for raw in days}
     table = lake.features(workflow.version)
     current = {raw.dt: current_features(table.partition(raw.dt), inputs[raw.dt]) for raw in days}
@@ -304,7 +302,7 @@ def _publish_features(
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
-    earlier = earlier_clicks(workers, plan, lake)
+    earlier = digests_of_earlier_days(workers, plan, lake)
     for raw in checked.in_order:
         inputs = feature_inputs(plan, raw, workflow.version, earlier)
         manifest = current_features(table.partition(raw.dt), inputs)
@@ -319,14 +317,14 @@ def _publish_features(
 
 
 def feature_inputs(
-    plan: FeaturePlan, raw: RawFiles, workflow_version: str, earlier: ClickTables | LastClicks | None
+    plan: FeaturePlan, raw: RawFiles, workflow_version: str, earlier: Mapping[str, Callable[[str], str]]
 ) -> dict[str, str]:
     """Returns the inputs of the feature partition of a day, in the form in which its manifest records them.
 
-    `earlier` reads the clicks of earlier days (etl.passes.earlier_clicks).
+    `earlier` returns digests of tables of earlier days (etl.passes.digests_of_earlier_days).
     """
     inputs = {"raw": raw.digest, "layout": plan.layout, "workflow": workflow_version}
-    inputs |= {"earlier_clicks": earlier.digest_before(raw.dt)} if earlier else {}
+    inputs |= {name: digest(raw.dt) for name, digest in earlier.items()}
     inputs |= {"shares": config_digest(plan.config, "split")} if plan.is_divided else {}
     inputs |= {_DRAWN: config_digest(plan.config, "negatives")} if plan.config.negatives else {}
     return {**inputs, **impression_inputs(plan.config, raw), **plan.methods}

@@ -23,7 +23,8 @@ from conf.types import SPLITS, RawTable, Split
 from etl.fit.rounds import TrainingBlocks
 from etl.native.library import is_built
 from etl.prepare.click_tables import ClickTables, click_tables
-from etl.prepare.prepared_passes import PreparedPasses
+from etl.prepare.last_values import value_tables
+from etl.prepare.prepared_passes import PreparedPasses, earlier_digests
 from etl.prepare.task_passes import TaskPasses
 from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.report import CountedDays, DataReport, report_quality
@@ -127,14 +128,16 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
     )
 
 
-def earlier_clicks(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | LastClicks | None:
-    """Returns the reader of clicks of earlier days.
-
-    Returns None if the configuration has no section `history`, or if one day has rows of several splits.
-    """
+def digests_of_earlier_days(
+    workers: Workers, plan: FeaturePlan, lake: LakePaths
+) -> dict[str, Callable[[str], str]]:
+    """Returns the functions of `etl.prepare.prepared_passes.earlier_digests` for a run."""
+    clicks: ClickTables | LastClicks | None
     if isinstance(workers, LocalWorkers):
-        return click_tables(workers, plan, lake)
-    return clicks_before(workers, plan, lake)
+        clicks = click_tables(workers, plan, lake)
+    else:
+        clicks = clicks_before(workers, plan, lake)
+    return earlier_digests(clicks, value_tables(workers, plan, lake))
 
 
 # Reads columns of one day's raw log.

@@ -198,7 +198,7 @@ _INTERNAL = frozenset({"typed", "prepared", COPIES})  # tables that only jobs re
 
 # Tables without workflow versions. The small tables datasets, experiments and comparisons are not deleted.
 _OTHER_TABLES = frozenset(
-    {"quarantine", "value_counts", "profiles", "quality", *_INTERNAL, "last_clicks", _LISTS}
+    {"quarantine", "value_counts", "profiles", "quality", *_INTERNAL, "last_clicks", "last_values", _LISTS}
     | {"list_changes", "scores", "measures", "deliveries", "evaluations", "item_titles"}
 )
 
@@ -208,13 +208,14 @@ _MOST_DAYS = 36_500
 
 def check_days(config: Config, run_date: str, keep_days: int) -> None:
     """Raises ConfigError if a run of the run date reads more than `keep_days` days."""
-    split, history = config.split, config.history
+    split = config.split
     needed = {"the run date": 1}
     if split.by == "day":
         names = ("train_days", "validation_days", "test_days")
         needed = {f"split.{name}": getattr(split, name) for name in names}
-    if history is not None and history.days:
-        needed["history.days"] = history.days
+    if config.days_before:
+        of_history = config.history is not None and config.history.days == config.days_before
+        needed["history.days" if of_history else "last_values.days"] = config.days_before
     days = sum(needed.values())
     if keep_days > _MOST_DAYS:
         raise ConfigError(

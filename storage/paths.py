@@ -7,6 +7,7 @@ typed/dt=…                      parsed rows of a day's text log (only in lakes
 prepared/<config name>/dt=…     rows of a day with histories, negatives, attributes, for the encode pass
 value_counts/dt=…               counts of the raw values of a day, by file split
 last_clicks/dt=…                last clicks of each user on a day, for histories (section `history`)
+last_values/<config name>/dt=…   last values of each item on a day, such as prices (section `last_values`)
 profiles/<config name>/dt=…     statistics of the raw columns of a day, and counts of their categorical values
                                 (profiles/<config name>/<split>/dt=… for a log that is not stored by day)
 quality/<config name>/dt=…      data report of a run date: the day's log compared with the train days
@@ -181,6 +182,10 @@ class LakePaths:
     def last_clicks(self) -> Table:
         """Returns the table of each user's last clicks, by day."""
         return self._table("last_clicks")
+
+    def last_values(self, config_name: str) -> Table:
+        """Returns the table of the last values of each item, by day (etl.prepare.last_values)."""
+        return self._table("last_values", config_name)
 
     @property
     def datasets(self) -> Table:

@@ -1,8 +1,8 @@
 """Publishes tables with the latest features of each user and of each item, up to the run date.
 
-The history of a user consists of the last clicks up to the run date. score_daily ranks items with these
-histories. `histories_of` uses Arrow tables on one machine, and Spark frames on clusters. The results are the
-same.
+The history of a user consists of the last clicks up to the run date, and the columns of `last_values` have
+the values of an item's last events. score_daily ranks items with both. `histories_of` uses Arrow tables on
+one machine, and Spark frames on clusters. The results are the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import Any, Literal, assert_never
+from typing import Literal, assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from etl.prepare.attributes import attribute_rows, plain_array, read_attribute_t
 from etl.prepare.click_tables import click_tables, clicks_of_log, clicks_of_parts, good_rows_of
 from etl.prepare.histories import as_history as as_history_table
 from etl.prepare.histories import lists_of_clicks, recent_clicks
+from etl.prepare.last_values import ValueTables, join_values, value_tables
 from etl.prepare.prepared_rows import Cuts, time_cuts
 from etl.quality.checks import MissingRows, Section, require_rows
 from etl.raw.erased_users import ErasedUsers, erased_of_day, erased_of_table, is_erased
@@ -133,6 +134,46 @@ def latest_histories_table(
     return LatestHistories(
         None if clicks is None else as_history_table(clicks, history), _digest(plan, known, digest)
     )
+
+
+@dataclass(frozen=True)
+class LatestValues:
+    """The last values of items up to the run date, or before a split (section `last_values`).
+
+    Attributes:
+        tables: the reader of last values.
+        day_after: the first day whose events are not used.
+    """
+
+    tables: ValueTables
+    day_after: str
+
+    @property
+    def digest(self) -> str:
+        """Returns a digest of everything on which the values depend."""
+        return digest_of([self.tables.plan.methods, self.tables.digest_before(self.day_after)])
+
+    def join(self, rows: Rows) -> Rows:
+        """Adds the columns of `last_values` to rows with item_key. An item without a value gets nulls."""
+        values = self.tables.before(self.day_after, as_frame=not isinstance(rows, pa.Table))
+        return join_values(rows, values, self.tables.names, timed=False)
+
+
+def latest_values(
+    workers: Workers,
+    plan: FeaturePlan,
+    lake: LakePaths,
+    splits: Mapping[Split, Sequence[RawFiles]],
+    *,
+    before: Split | None = None,
+) -> LatestValues | None:
+    """Returns the last values of items for a run; None without the section `last_values`.
+
+    The splits whose events are used are the same as in `latest_histories`. The other arguments have the same
+    meaning.
+    """
+    tables = value_tables(workers, plan, lake)
+    return None if tables is None else LatestValues(tables, _day_after(splits, _known_splits(plan, before)))
 
 
 def _known_splits(plan: FeaturePlan, before: Split | None) -> list[Split]:
@@ -251,7 +292,9 @@ class _Side:
         key: the column of the key.
         attributes: the table of attributes; None if there is none.
         columns: the features of the published rows.
-        of_history: the features in `columns` that are computed from the history of clicks.
+        of_events: the features in `columns` that are computed from earlier events alone: from the history of
+            clicks or, without a table of items, from the last values of items.
+        values: the last values of items, for the features of items; None if no feature is computed from them.
         partition: the partition to publish.
         inputs: the inputs of the partition.
         current: the manifest of the partition if it was already published for these inputs; otherwise None.
@@ -261,7 +304,8 @@ class _Side:
     key: str
     attributes: JoinedTable | None
     columns: list[str]
-    of_history: list[str]
+    of_events: list[str]
+    values: LatestValues | None
     partition: Partition
     inputs: dict[str, str]
     current: Manifest | None
@@ -287,8 +331,9 @@ def publish_latest(
 
     Without a table of attributes, the features of a user or item come from its latest row in the feature
     partitions. This is the row with the largest row_id on the last day with a row of the user or item.
-    Features of the history (section `history`) are always computed from the latest histories. A partition
-    that already exists for the same inputs is not written again.
+    Features of the history (section `history`) are always computed from the latest histories, and features of
+    `last_values` from the last values up to the run date. A partition that already exists for the same inputs
+    is not written again.
 
     Args:
         workers: the processes that run the tasks.
@@ -310,10 +355,12 @@ def publish_latest(
     digest = combined_digest((manifest.digest for manifest in features), lake.recorder)
     inputs = {"workflow": workflow.version, "features": digest}
     histories = histories_of(workers, plan, lake, splits)
+    values = latest_values(workers, plan, lake, splits)
     table = lake.features(workflow.version)
     days = [PublishedRows(table.partition(day.partition), day) for day in features]
     sides = [
-        _side(plan, lake, workflow, run_date, section, inputs, histories) for section in ("users", "items")
+        _side(plan, lake, workflow, run_date, section, inputs, histories, values)
+        for section in ("users", "items")
     ]
     keyed: dict[str, KeyedAttributes] = {}
     for side in sides:
@@ -335,18 +382,10 @@ def publish_latest(
             if side.current is not None:
                 published[side.section] = side.current
                 continue
-            others = [column for column in side.columns if column not in side.of_history]
-            rows: Rows
-            facts: dict[str, Any] = {}
-            if side.section in keyed:
-                rows = encode_rows(workflow, keyed[side.section].rows, others, side.key)
-                facts = missing[side.section].to_facts()
-            else:
-                rows = latest_published_rows(
-                    workers, days, side.key, others, workflow.spec, plan.config.workflow.engine
-                )
-            if histories and side.of_history:
-                rows = with_histories(rows, workflow, histories, plan, side.of_history)
+            facts = missing[side.section].to_facts() if side.section in keyed else {}
+            rows = _rows_of_side(workers, plan, workflow, side, days, keyed.get(side.section))
+            if histories and side.section == "users" and side.of_events:
+                rows = with_histories(rows, workflow, histories, plan, side.of_events)
                 rows = select(rows, [side.key, *side.columns])
             published[side.section] = publish_rows(
                 rows,
@@ -364,6 +403,33 @@ def publish_latest(
             attributes.release()
 
 
+def _rows_of_side(
+    workers: Workers,
+    plan: FeaturePlan,
+    workflow: FittedWorkflow,
+    side: _Side,
+    days: Sequence[PublishedRows],
+    keyed: KeyedAttributes | None,
+) -> Rows:
+    """Returns the key and the features of users or items, without features of the history.
+
+    Args:
+        workers, plan, workflow: as in `publish_latest`.
+        side: the data to publish.
+        days: the feature rows of all days of the run.
+        keyed: the rows of the table of attributes; None if there is none.
+    """
+    others = [column for column in side.columns if column not in side.of_events]
+    if keyed is not None:
+        rows = keyed.rows if side.values is None else side.values.join(keyed.rows)
+        return encode_rows(workflow, rows, others, side.key)
+    engine = plan.config.workflow.engine
+    rows = latest_published_rows(workers, days, side.key, others, workflow.spec, engine)
+    if side.values is None:
+        return rows
+    return select(with_values(rows, workflow, side.values, side.of_events), [side.key, *side.columns])
+
+
 def missing_rows(published: Mapping[str, Manifest]) -> list[MissingRows]:
     """Returns how many users and items have no row in their tables, from the result of `publish_latest`."""
     of_tables = (MissingRows.from_facts(manifest.facts) for manifest in published.values())
@@ -378,28 +444,33 @@ def _side(
     section: Section,
     inputs: Mapping[str, str],
     histories: LatestHistories | None,
+    values: LatestValues | None,
 ) -> _Side:
     """Returns the data to publish for users or for items, with the manifest if one is already published."""
     is_users = section == "users"
     scope = "user" if is_users else "item"
     table = lake.users(workflow.version) if is_users else lake.items(workflow.version)
     columns = [feature.name for feature in workflow.spec.features if feature.scope == scope]
-    of_history = features_of_history(plan, workflow, columns) if histories and is_users else []
-    side_inputs = dict(inputs)
     attributes = plan.config.users if is_users else plan.config.items
+    of_history = features_of_history(plan, workflow, columns) if histories and is_users else []
+    of_values = [] if is_users else features_of_values(plan, workflow, columns)
+    side_inputs = dict(inputs)
     if attributes:
         raw = require_raw(plan.config, attributes, run_date, f"{section}.path", lake.recorder)
         side_inputs |= {"attributes": raw.digest, "layout": plan.layout}
         side_inputs["missing"] = missing_mode(plan.config, section)
     if histories and of_history:
         side_inputs["history"] = histories.digest
+    if values and of_values:
+        side_inputs["last_values"] = values.digest
     partition = table.partition(run_date)
     return _Side(
         section,
         USER_KEY if is_users else ITEM_KEY,
         attributes,
         columns,
-        of_history,
+        of_history if is_users or attributes else of_values,
+        values if of_values else None,
         partition,
         side_inputs,
         current_manifest(partition, side_inputs),
@@ -434,7 +505,18 @@ def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_ou
 
 def features_of_history(plan: FeaturePlan, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
     """Returns the features among `columns` that are computed from the history of clicks."""
-    names = set(plan.config.history.columns) if plan.config.history else set[str]()
+    return _computed_from(plan.config.history.columns if plan.config.history else (), workflow, columns)
+
+
+def features_of_values(plan: FeaturePlan, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
+    """Returns the features among `columns` that are computed from the last values of items."""
+    values = plan.config.last_values
+    return _computed_from(tuple(values.new_columns) if values else (), workflow, columns)
+
+
+def _computed_from(raw: Sequence[str], workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
+    """Returns the features among `columns` that are computed from one of the raw columns `raw`."""
+    names = set(raw)
     computed = {output for chain in workflow.chains if names & set(chain.inputs) for output in chain.outputs}
     return [column for column in columns if column in computed]
 
@@ -489,6 +571,23 @@ def with_histories(
         empty = F.array().cast(f"array<{_SQL_ELEMENTS[kind]}>")
         joined = joined.withColumn(column, empty if histories.rows is None else F.coalesce(column, empty))
     return frame.join(workflow.encode(joined, names, [USER_KEY]), USER_KEY)
+
+
+def with_values(rows: Rows, workflow: FittedWorkflow, values: LatestValues, names: Sequence[str]) -> Rows:
+    """Adds the features `names`, which are computed from the last values of items alone.
+
+    The rows have the column item_key. The result is a table if `rows` is a table and processes of this
+    machine read the values. Otherwise it is a frame.
+    """
+    joined = values.join(select(rows, [ITEM_KEY]))
+    encoded = encode_rows(workflow, joined, names, ITEM_KEY)
+    if isinstance(rows, pa.Table) and isinstance(encoded, pa.Table):
+        for name in names:
+            rows = rows.append_column(name, encoded[name])
+        return rows
+    frames = [frame for frame in (rows, encoded) if isinstance(frame, DataFrame)]
+    session = frames[0].sparkSession
+    return frame_of(session, rows).join(frame_of(session, encoded), ITEM_KEY)
 
 
 # The types of the elements in the list columns of a history.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -82,11 +82,37 @@ _PREPARED_FORMAT, _COUNTS_FORMAT = 1, 1
 _TABLES = ("users", "items")
 
 
+class EarlierDays(Protocol):
+    """Reads a table of earlier days, such as the clicks before a day."""
+
+    def digest_before(self, day: str) -> str:
+        """Returns a digest of the rows that are joined with the rows of a day."""
+
+
+def earlier_digests(
+    clicks: EarlierDays | None, values: EarlierDays | None
+) -> dict[str, Callable[[str], str]]:
+    """Returns, by the name of an input, a function that takes a day and returns the digest of the input.
+
+    The inputs are the tables of earlier days that are joined with the rows of a day.
+
+    Args:
+        clicks: the reader of earlier clicks; None if there are no histories, or if the log is one table.
+        values: the reader of last values; None without `last_values`.
+    """
+    readers = {"earlier_clicks": clicks, "earlier_values": values}
+    return {name: reader.digest_before for name, reader in readers.items() if reader is not None}
+
+
 class PreparedPasses(ABC):
     """The passes of one run of build_features over days whose rows need a preparation."""
 
     def __init__(
-        self, workers: Workers, plan: FeaturePlan, lake: LakePaths, digest_before: Callable[[str], str] | None
+        self,
+        workers: Workers,
+        plan: FeaturePlan,
+        lake: LakePaths,
+        earlier: Mapping[str, Callable[[str], str]],
     ) -> None:
         """Creates the passes.
 
@@ -94,11 +120,11 @@ class PreparedPasses(ABC):
             workers: the processes that run the tasks.
             plan: the plan of the run.
             lake: data lake that the run reads and writes.
-            digest_before: function that takes a day, and returns a digest of the earlier clicks from which
-                its histories are computed. None if there are no histories, or if the log is one table.
+            earlier: for each table of earlier days that is joined with the rows of a day, the name of the
+                input, and a function that takes a day and returns a digest of the joined rows.
         """
         self._workers, self._plan, self._lake = workers, plan, lake
-        self._digest_before = digest_before
+        self._earlier_digests = earlier
         self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # Keys: (date, digest of raw log).
         self._kept: set[str] = set()  # The days that were passed to `keep_tables`.
 
@@ -279,9 +305,7 @@ class PreparedPasses(ABC):
         for section, table in (("users", config.users), ("items", config.items)):
             if table:
                 inputs[section] = require_raw(config, table, raw.dt, f"{section}.path", raw.recorder).digest
-        if self._digest_before:
-            inputs["earlier_clicks"] = self._digest_before(raw.dt)
-        return inputs
+        return inputs | {name: digest(raw.dt) for name, digest in self._earlier_digests.items()}
 
     def _count_inputs(self, raw: RawFiles) -> dict[str, str]:
         return self._with_counted(self._prepared_inputs(raw))
@@ -539,16 +563,16 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
     """Deletes days that are no longer needed from the tables `prepared` and (in older lakes) `typed`.
 
     A day is deleted if it is before the first needed day and was published more than `output.grace_hours`
-    ago. `first_day` is the first day of the run. With the section `history`, the `history.days` days before
-    it are needed too. A day whose raw log no longer exists is deleted at once. A later run that needs a
-    deleted day parses it again.
+    ago. `first_day` is the first day of the run. With the sections `history` and `last_values`, the days
+    before it whose events the run reads are needed too. A day whose raw log no longer exists is deleted at
+    once. A later run that needs a deleted day parses it again.
 
     A copy of a table of Spark's catalogue is deleted if its day is before the first needed day, or if the
     configuration no longer lists the table. The same hours of grace apply.
     """
     grace_hours = plan.config.output.grace_hours
-    if not plan.is_divided and plan.config.history:
-        first = date.fromisoformat(first_day) - timedelta(days=plan.config.history.days or 0)
+    if not plan.is_divided:
+        first = date.fromisoformat(first_day) - timedelta(days=plan.config.days_before)
         first_day = first.isoformat()
     unrecorded = LakePaths(lake.root)  # this object does not record manifests as inputs of the run
     for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(plan.config.name))):

@@ -20,7 +20,8 @@ from etl.ops import RowChanger
 from etl.prepare.attributes import join_attributes, plain_array, read_attribute_table
 from etl.prepare.click_tables import ClickFiles, click_tables
 from etl.prepare.histories import add_history
-from etl.prepare.prepared_passes import PreparedPasses, write_prepared
+from etl.prepare.last_values import join_values, value_tables
+from etl.prepare.prepared_passes import PreparedPasses, earlier_digests, write_prepared
 from etl.prepare.prepared_rows import (
     Cuts,
     DayItems,
@@ -78,9 +79,9 @@ class TaskPasses(PreparedPasses):
         Raises:
             ConfigError: an operator of `prepare` can process only Spark frames.
         """
-        clicks = click_tables(workers, plan, lake)
-        super().__init__(workers, plan, lake, clicks.digest_before if clicks else None)
-        self._local, self._clicks = workers, clicks
+        clicks, values = click_tables(workers, plan, lake), value_tables(workers, plan, lake)
+        super().__init__(workers, plan, lake, earlier_digests(clicks, values))
+        self._local, self._clicks, self._values = workers, clicks, values
         require_table_forms(self._plan.changers)
         # maps the section and paths of a table of attributes to the file with the table's rows
         self._saved: dict[tuple[str, ...], str] = {}
@@ -188,6 +189,7 @@ class TaskPasses(PreparedPasses):
             position_column=config.serving.row_column,
             has_time=config.log.event_time is not None,
             keys_of_tables={name: keys[name] for name, table in tables.items() if table and name in keys},
+            last_values=self._values.names if self._values else (),
             changers=self._plan.changers,
             columns=self._columns(),
             types={**raw, **types},
@@ -216,6 +218,7 @@ class TaskPasses(PreparedPasses):
                         section: self._attributes(raw, section, key)
                         for section, key in preparation.keys_of_tables.items()
                     },
+                    last_values=self._saved_values(raw.dt),
                 )
             )
         if preparation.split and preparation.split.by == "fraction":
@@ -260,6 +263,15 @@ class TaskPasses(PreparedPasses):
             self._saved[known] = save_table(rows, self._new_file())
         return self._saved[known]
 
+    def _saved_values(self, day: str) -> str | None:
+        """Returns the path of a file with the last values before a day; None without `last_values`."""
+        if self._values is None:
+            return None
+        rows = self._values.before(day)
+        if not isinstance(rows, pa.Table):
+            raise ValueError("internal error, please report: processes of this machine have no frames")
+        return save_table(rows, self._new_file())
+
     def _new_file(self) -> str:
         return str(self._local.folder / f"{uuid.uuid4().hex[:12]}.arrow")
 
@@ -273,7 +285,8 @@ class TaskPasses(PreparedPasses):
 #
 # The scan pass has stored the good rows of the log in hash buckets of the user (etl.text.stored_rows). A task
 # reads one bucket, and adds in this order: the split, the history, negatives, positions of impressions,
-# attributes of users and items. Then it applies the operators of `prepare` that change rows.
+# attributes of users and items, and last values of items. Then it applies the operators of `prepare` that
+# change rows.
 
 TIMES_SCHEMA = pa.schema([("day", pa.int32()), ("time", pa.int64()), ("count", pa.int64())])
 
@@ -290,6 +303,7 @@ class Preparation:
         has_time: whether the log has event times.
         keys_of_tables: maps `users` and `items` to the raw column of the key, if the configuration has these
             tables.
+        last_values: the columns that the section `last_values` adds.
         changers: the operators of `prepare` that change rows, in the order of the configuration.
         columns: the columns to write.
         types: the types of the columns of the good rows, for a day without rows.
@@ -302,6 +316,7 @@ class Preparation:
     position_column: str | None
     has_time: bool
     keys_of_tables: Mapping[str, str]
+    last_values: tuple[str, ...]
     changers: tuple[RowChanger, ...]
     columns: tuple[str, ...]
     types: Mapping[str, pa.DataType]
@@ -318,6 +333,7 @@ class DayInputs:
             these tables.
         items: folder of the items of the day (etl.prepare.prepared_rows.DayItems); None without negatives.
         cuts: the times or row_ids at which splits end; None if `split.by` is not `fraction`.
+        last_values: path of the last values of items before the day; None without `last_values`.
     """
 
     earlier: ClickFiles | None
@@ -325,6 +341,7 @@ class DayInputs:
     tables: Mapping[str, str]
     items: str | None = None
     cuts: Cuts | None = None
+    last_values: str | None = None
 
 
 @dataclass(frozen=True)
@@ -459,6 +476,9 @@ def prepare(rows: pa.Table, preparation: Preparation, day: DayInputs) -> pa.Tabl
         rows = add_positions(rows, shown, preparation.position_column, preparation.has_time)
     for section, key in preparation.keys_of_tables.items():
         rows = join_attributes(rows, load_table(day.tables[section]), key)
+    if day.last_values:
+        values = load_table(day.last_values)
+        rows = join_values(rows, values, preparation.last_values, timed=preparation.has_time)
     rows = apply_row_operators(rows, preparation.changers)
     kept = [name for name in (*preparation.columns, SPLIT) if name in rows.column_names]
     return rows.select(kept)

@@ -1,12 +1,14 @@
 """Computes a digest of the rules and settings by which raw tables are parsed.
 
-If this digest changes, the stored rows of days are obsolete.
+If this digest changes, the stored rows of days are obsolete. The module also decides which stored days
+before a day are up to date.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
@@ -15,7 +17,7 @@ from conf.time_notation import ISO, UTC
 from conf.types import Column, Config, History, RawTable
 from etl.raw.files import RawFiles, find_raw
 from storage.manifest import Manifest, current_manifest, digest_of, is_published, read_manifest
-from storage.paths import LakePaths, Partition
+from storage.paths import LakePaths, Partition, Table
 
 # Increase this number if new code accepts or rejects other lines than before. Jobs then write all stored days
 # again.
@@ -94,10 +96,10 @@ def _column_settings(column: Column) -> dict[str, Any]:
     return settings
 
 
-# Decides which partitions of the table `last_clicks` a history uses, and whether they are up to date.
+# Decides which partitions of the tables `last_clicks` and `last_values` a day uses, and whether they are up
+# to date.
 #
-# The rules are the same for Spark frames (etl/spark/frame_passes.py) and for Arrow tables
-# (etl/prepare/click_tables.py). So both may write partitions of the same lake.
+# The rules are the same for Spark frames and for Arrow tables, so both may write partitions of the same lake.
 
 log = logging.getLogger("nightrank.etl")
 
@@ -105,55 +107,79 @@ log = logging.getLogger("nightrank.etl")
 # Change the text if the code computes different histories for the same log.
 METHOD = "clicks before the row"
 GROUP_METHOD = "clicks before the group"
+# Change this text if the code computes different last values for the same log.
+VALUES_METHOD = "last values before the day"
 
 # A function that publishes the missing or obsolete partition of a day. The last argument contains the inputs
 # that the manifest records.
 Publish = Callable[[RawFiles, Partition, dict[str, str]], Manifest]
 
 
+@dataclass(frozen=True)
+class StoredDays:
+    """A table that has one partition for each day of the log, computed from this day alone.
+
+    Attributes:
+        table: the table.
+        days: the number of days before a day whose partitions are used.
+        method: the name and the value of an input of each partition: how its rows are computed.
+        contents: what the partitions contain, and what uses them, for warnings.
+    """
+
+    table: Table
+    days: int
+    method: tuple[str, str]
+    contents: tuple[str, str]
+
+    def before(self, config: Config, day: str, publish: Publish) -> list[Manifest]:
+        """Returns the manifests of the usable days among the days before `day`, in date order.
+
+        A day is usable if it has a raw log, or if its partition was published before its raw log was deleted.
+        """
+        last = date.fromisoformat(day)
+        dates = [(last - timedelta(days=back)).isoformat() for back in range(self.days, 0, -1)]
+        manifests = (self._published(config, dt, publish) for dt in dates)
+        return [manifest for manifest in manifests if manifest is not None]
+
+    def _published(self, config: Config, dt: str, publish: Publish) -> Manifest | None:
+        """Returns the manifest of a day's partition. Publishes the partition if it is missing or obsolete.
+
+        Returns None if the day has no raw log and no partition. A partition without a raw log cannot be
+        computed again, so it is used only if it was computed with the current settings. It may have been
+        computed with the parsing rules of an earlier release.
+        """
+        partition = self.table.partition(dt)
+        raw = find_raw(config, config.log, dt, self.table.recorder)
+        if raw is None or raw.bytes == 0:
+            return self._without_raw_log(config, partition)
+        name, method = self.method
+        inputs = {"raw": raw.digest, "layout": layout_digest(config), name: method}
+        return current_manifest(partition, inputs) or publish(raw, partition, inputs)
+
+    def _without_raw_log(self, config: Config, partition: Partition) -> Manifest | None:
+        """Returns the manifest of a day without a raw log; None if the rows of the day cannot be used."""
+        if not is_published(partition):
+            return None
+        manifest, (name, method) = read_manifest(partition), self.method
+        layouts = (layout_digest(config), earlier_layout_digest(config))
+        if manifest.inputs.get(name) == method and manifest.inputs.get("layout") in layouts:
+            return manifest
+        rows, users = self.contents
+        log.warning(
+            "the %s of %s in %s were computed with other settings, and the day has no raw log to compute "
+            "them again: %s leave them out",
+            rows,
+            partition.dt,
+            partition.path,
+            users,
+        )
+        return None
+
+
 def click_days(
     config: Config, history: History, lake: LakePaths, day: str, publish: Publish
 ) -> list[Manifest]:
-    """Returns the manifests of the usable days among the `history.days` days before `day`, in date order.
-
-    A day is usable if it has a raw log, or if its partition was published before its raw log was deleted.
-    """
-    last, count = date.fromisoformat(day), history.days or 0
-    dates = [(last - timedelta(days=back)).isoformat() for back in range(count, 0, -1)]
-    manifests = (_published(config, history, lake, dt, publish) for dt in dates)
-    return [manifest for manifest in manifests if manifest is not None]
-
-
-def _published(
-    config: Config, history: History, lake: LakePaths, dt: str, publish: Publish
-) -> Manifest | None:
-    """Returns the manifest of a day's partition. Publishes the partition if it is missing or obsolete.
-
-    Returns None if the day has no raw log and no partition. A partition without a raw log cannot be computed
-    again, so it is used only if it was computed with the current settings. It may have been computed with the
-    parsing rules of an earlier release.
-    """
-    partition = lake.last_clicks.partition(dt)
-    raw = find_raw(config, config.log, dt, lake.recorder)
-    method = f"{METHOD}, {history.length}"
-    if raw is None or raw.bytes == 0:
-        return _without_raw_log(config, partition, method)
-    inputs = {"raw": raw.digest, "layout": layout_digest(config), "history": method}
-    return current_manifest(partition, inputs) or publish(raw, partition, inputs)
-
-
-def _without_raw_log(config: Config, partition: Partition, method: str) -> Manifest | None:
-    """Returns the manifest of a day without a raw log; None if the clicks of the day cannot be used."""
-    if not is_published(partition):
-        return None
-    manifest = read_manifest(partition)
-    layouts = (layout_digest(config), earlier_layout_digest(config))
-    if manifest.inputs.get("history") == method and manifest.inputs.get("layout") in layouts:
-        return manifest
-    log.warning(
-        "the clicks of %s in %s were computed with other settings, and the day has no raw log to compute "
-        "them again: histories leave them out",
-        partition.dt,
-        partition.path,
-    )
-    return None
+    """Returns the manifests of the usable days of `last_clicks` before `day` (StoredDays.before)."""
+    method = ("history", f"{METHOD}, {history.length}")
+    stored = StoredDays(lake.last_clicks, history.days or 0, method, ("clicks", "histories"))
+    return stored.before(config, day, publish)

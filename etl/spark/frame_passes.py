@@ -30,7 +30,8 @@ from pyspark.sql import functions as F
 
 from conf.stage_types import Impressions
 from conf.types import History, Split
-from etl.prepare.prepared_passes import PreparedPasses
+from etl.prepare.last_values import ValueTables, join_values, value_tables
+from etl.prepare.prepared_passes import PreparedPasses, earlier_digests
 from etl.quality.day_counts import DayCounts
 from etl.raw.erased_users import erased_of_table, is_erased
 from etl.raw.files import RawFiles, impressions_of
@@ -241,7 +242,8 @@ class FramePasses(PreparedPasses):
 
     def __init__(self, workers: Workers, plan: FeaturePlan, lake: LakePaths) -> None:
         self._earlier: LastClicks | None = clicks_before(workers, plan, lake)
-        super().__init__(workers, plan, lake, self._earlier.digest_before if self._earlier else None)
+        self._values: ValueTables | None = value_tables(workers, plan, lake)
+        super().__init__(workers, plan, lake, earlier_digests(self._earlier, self._values))
 
     def encode_days(
         self,
@@ -309,7 +311,8 @@ class FramePasses(PreparedPasses):
 
     def _publish_prepared(self, day: ScannedDay) -> None:
         raw, config = day.raw, self._plan.config
-        rows = prepare_frame(self._workers, self._plan, self._stored_rows(day), raw, self._earlier)
+        good_rows = self._stored_rows(day)
+        rows = prepare_frame(self._workers, self._plan, good_rows, raw, self._earlier, self._values)
         kept = [name for name in (*self._columns(), SPLIT) if name in rows.columns]
         good = sum(summary.good for _, summary in day.split_summaries())
         manifest = publish(
@@ -351,14 +354,20 @@ class FramePasses(PreparedPasses):
         return {} if adds or self._plan.is_divided else {"expected_rows": good}
 
 
-# Prepares the good rows of a day as a Spark frame: splits, histories, negatives, positions, attributes.
+# Prepares the good rows of a day as a Spark frame: splits, histories, negatives, positions, attributes, last
+# values.
 #
 # etl/prepare/task_passes.py does the same in tasks of one machine, with the same results. On a cluster, Spark
 # and its accelerator compute the joins and windows.
 
 
 def prepare_frame(
-    workers: Workers, plan: FeaturePlan, rows: DataFrame, raw: RawFiles, earlier: LastClicks | None
+    workers: Workers,
+    plan: FeaturePlan,
+    rows: DataFrame,
+    raw: RawFiles,
+    earlier: LastClicks | None,
+    values: ValueTables | None,
 ) -> DataFrame:
     """Returns the prepared rows of one day, with keys, label, raw columns, attributes and the day (`_day`).
 
@@ -369,6 +378,7 @@ def prepare_frame(
         rows: the good rows of the day, with row_id, label, keys, event_time, weight and raw columns.
         raw: the files of the day.
         earlier: the reader of the clicks of earlier days; None if histories need no such clicks.
+        values: the reader of last values of items; None without `last_values`.
 
     Raises:
         DataError: see the called functions.
@@ -395,6 +405,9 @@ def prepare_frame(
                 if erased is not None:
                     attributes = attributes.where(~is_erased(F.col(key).cast("string"), erased))
                 rows = rows.join(attributes, key, "left")
+    if values is not None:
+        before = frame_of(spark, values.before(raw.dt, as_frame=True))
+        rows = frame_of(spark, join_values(rows, before, values.names, timed=values.timed))
     rows = rows.withColumn(DAY, F.lit(raw.dt))
     for changer in plan.changers:
         rows = changer.apply(rows)

@@ -23,7 +23,7 @@ from etl.ops.keyed import table_name
 from etl.ops.tables import RARE, VOCABULARY
 from etl.raw.erased_users import ERASED
 from etl.raw.files import ALL_DAYS, is_by_day
-from etl.raw.layout_digest import GROUP_METHOD, METHOD, layout_digest
+from etl.raw.layout_digest import GROUP_METHOD, METHOD, VALUES_METHOD, layout_digest
 from etl.raw.row_rules import reasons_left_out
 from etl.raw.splits import CUT, DRAW
 from etl.workflow.chains import Chain, bind_group, chains_of
@@ -96,7 +96,8 @@ class FeaturePlan:
     def preparations(self) -> tuple[str, ...]:
         """Returns the steps that prepare rows before values are counted and features are computed.
 
-        Attributes, negatives, histories and positions are added to rows, and operators may change rows. A
+        Attributes, last values, negatives, histories and positions are added to rows, and operators may
+        change rows. A
         split by time needs all rows of a day together. A split by the rows of each user needs all rows of a
         user. The result is empty if the rows of the log need no preparation.
         """
@@ -107,6 +108,7 @@ class FeaturePlan:
             "positions": config.serving.row_column is not None,
             "table of users": config.users is not None,
             "table of items": config.items is not None,
+            "last values": config.last_values is not None,
             **{f"`{changer.name}`": True for changer in self.changers},
             "split of the rows of each user": self.division == "user",
             "split by event time": self.division == "time",
@@ -157,6 +159,9 @@ def plan_of(config: Config) -> FeaturePlan:
         columns |= table.types if table else {}
     if config.history:
         columns |= history_types(config.history)
+    if config.last_values:
+        types = config.log.types
+        columns |= {name: types[column] for name, column in config.last_values.new_columns.items()}
     if config.serving.row_column:
         columns[config.serving.row_column] = "int"
     operators = [frame_operator_from_config(entry) for entry in config.prepare]
@@ -297,7 +302,8 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
     If the section `users` is set, features in the scope `user` must be computed from columns of this table.
     In the same way, the section `items` restricts the features in the scope `item`. If the section
     `negatives` is set, features in the scope `item` must not read columns of the log. Features of users and
-    items must not read the position of an impression, because a position belongs to a row.
+    items must not read the position of an impression, because a position belongs to a row. Features in the
+    scope `item` may read the columns of `last_values`, but no column of the log beside them.
     """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]
@@ -308,9 +314,10 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
         )
     sources = {name: chain.inputs for chain in chains for name in chain.outputs}
     histories = set(config.history.columns) if config.history else set[str]()
+    values = set(config.last_values.new_columns) if config.last_values else set[str]()
     for side, table, names in (("user", config.users, scopes.user), ("item", config.items, scopes.item)):
         known = set(table.names) if table else set()
-        known |= histories if side == "user" else set()
+        known |= histories if side == "user" else values
         elsewhere = [name for name in names if table and not set(sources[name]) <= known]
         if elsewhere:
             raise ConfigError(
@@ -325,6 +332,7 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
             f"({', '.join(sorted(histories))})",
             "list these features in scopes.user",
         )
+    _require_values_of_items(config, sources, values)
     _require_positions_in_context(config, sources)
     if config.negatives and config.keys:
         log_columns = set(config.log.names) - {config.keys.item}
@@ -336,6 +344,42 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
                 "would be wrong for the drawn item",
                 "declare these columns in items.columns, and deliver a table of items",
             )
+
+
+def _require_values_of_items(
+    config: Config, sources: Mapping[str, tuple[str, ...]], values: set[str]
+) -> None:
+    """Raises ConfigError if a feature of users or of the context is computed from last values of items.
+
+    Also raises ConfigError if a feature of items is computed from last values and from columns of the log,
+    because the two are not from the same event. Without a table of items, lists are scored with the last
+    values up to the run date, but with the other columns of the item's latest row.
+
+    Args:
+        config: the configuration of the run.
+        sources: maps each feature to the raw columns from which it is computed.
+        values: the columns of `last_values`.
+    """
+    wrong = [name for name in (*config.scopes.user, *config.scopes.context) if values & set(sources[name])]
+    if wrong:
+        raise ConfigError(
+            f"scopes.user and scopes.context list {wrong}, which are computed from the last values of items "
+            f"({', '.join(sorted(values))})",
+            "list these features in scopes.item, or in no scope if they also depend on the user",
+        )
+    log_columns = set(config.log.names)
+    mixed = [
+        name
+        for name in config.scopes.item
+        if values & set(sources[name]) and log_columns & set(sources[name])
+    ]
+    if mixed:
+        raise ConfigError(
+            f"scopes.item lists {mixed}, which are computed from the last values of items "
+            f"({', '.join(sorted(values))}) and from columns of the log",
+            "compute these features only from columns of last_values and of items.columns, or add the "
+            "columns of the log to last_values.columns",
+        )
 
 
 def _require_positions_in_context(config: Config, sources: Mapping[str, tuple[str, ...]]) -> None:
@@ -477,8 +521,8 @@ _POSITIONS = "last impression before the row, or smallest position of the day"
 def preparation(config: Config) -> dict[str, str]:
     """Returns the versions of the methods that draw negatives, divide rows into splits and add columns.
 
-    The added columns are histories and positions of impressions. The result also contains the digest of the
-    operators of `prepare` that other packages add.
+    The added columns are histories, last values and positions of impressions. The result also contains the
+    digest of the operators of `prepare` that other packages add.
 
     The result is part of the inputs of workflows, profiles and feature partitions. So if a method changes,
     jobs compute all of these again. The result contains only the methods that the configuration uses.
@@ -491,11 +535,13 @@ def preparation(config: Config) -> dict[str, str]:
     )
     method = GROUP_METHOD if config.keys and config.keys.group else METHOD
     history = _settings_of(config.history) if config.history else {}
+    values = config.last_values.model_dump() if config.last_values else {}
     positions = _positions_method(config)
     return {
         **({"negatives": DRAW} if config.negatives else {}),
         **({"split": CUT} if by_position else {}),
         **({"history": f"{method}, {digest_of(history)}"} if history else {}),
+        **({"last_values": f"{VALUES_METHOD}, {digest_of(values)}"} if values else {}),
         **({"shown_positions": positions} if positions else {}),
         **({"operators": digest_of(operators)} if operators else {}),
     }
@@ -555,12 +601,10 @@ def copied_days(config: Config, table: CopiedTable, run_date: str) -> list[str]:
     """
     if not is_by_day(table.table):
         return [ALL_DAYS]
-    split, history = config.split, config.history
-    count = 1
+    split, count = config.split, 1
     if split.by == "day":
         count = split.train_days + split.validation_days + split.test_days
-        if table.key == LOG and history is not None:
-            count += history.days or 0
+        count += config.days_before if table.key == LOG else 0
     last = date.fromisoformat(run_date)
     return [(last - timedelta(days=back)).isoformat() for back in reversed(range(count))]
 

@@ -13,6 +13,7 @@ from typing import Any
 from conf.errors import ConfigError
 from conf.names import with_any_date
 from conf.raw_types import UTF8
+from conf.types import LastValues
 from etl.inference.column_types import depends_on, has_local_times
 from etl.inference.roles import (
     has_addresses,
@@ -35,6 +36,7 @@ from jobs.new_config.tables import (
     NamedColumn,
     NewFeature,
     NewTable,
+    differs_by,
     feature_of,
     grouped,
     is_sorted_by,
@@ -222,7 +224,9 @@ def _add_tables(name: str, wishes: Wishes, log: NewLog, joined: _Joined, config:
                 label["weights"] = dict(log.label.weights)
     used = [one for one in (*log.keys, *log.times, log.group, log.label_column) if one is not None]
     attributes = _attributes_of_log(log, joined)
-    log_section: dict[str, Any] = log.table.section([*used, *attributes], _zone(wishes, log))
+    earlier = [one.column for one in _features_of_earlier_events(log, joined)]
+    others = [*attributes, *(one for one in earlier if one not in attributes)]
+    log_section: dict[str, Any] = log.table.section([*used, *others], _zone(wishes, log))
     if label:
         log_section["label"] = label
     if log.time is not None:
@@ -319,10 +323,35 @@ def _other_columns(log: NewLog) -> list[NamedColumn]:
     return [one for one in log.table.columns if one.name not in roles]
 
 
+def _features_of_earlier_events(log: NewLog, joined: _Joined) -> list[NewFeature]:
+    """Returns the features of numbers that describe the item, but vary from event to event, such as prices.
+
+    The number of a future event is not known, so these features are computed from the item's last value on
+    earlier days (section `last_values`). This needs a log that is read by day. In a log of choices, numbers
+    that do not vary are returned too, because items that a user did not choose have no row.
+    """
+    if log.user is None or log.item is None or not _is_by_day(log):
+        return []
+    features = []
+    for column in _other_columns(log):
+        feature = feature_of(column, log.rows)
+        if not column.sampled.is_number or isinstance(feature, str):
+            continue
+        is_free = log.is_of_choices or _side_of(column, log, joined) == "context"
+        if is_free and feature.kind == "dense" and differs_by(column.sampled, log.item.sampled):
+            features.append(feature)
+    return features
+
+
+def _is_by_day(log: NewLog) -> bool:
+    """Returns whether the names of the files have enough days, so that the log is read by day."""
+    return len(log.table.sample.path.days) >= _FEWEST_DAYS
+
+
 def _split(log: NewLog, config: NewConfig) -> None:
     """Adds the section `split`, and chooses the run date."""
     days = log.table.sample.path.days
-    if len(days) >= _FEWEST_DAYS:
+    if _is_by_day(log):
         train = min(len(days) - 2, _MOST_TRAIN_DAYS)
         config.sections["split"] = {
             "by": "day",
@@ -361,7 +390,20 @@ def _features(log: NewLog, joined: _Joined, config: NewConfig) -> None:
     """Adds the sections `features` and `scopes`, and for a log of choices `history` and `negatives`."""
     scopes: dict[str, list[str]] = {"user": [], "item": [], "context": []}
     features = _features_of_tables(joined, scopes, config)
-    attributes = _attributes_of_log(log, joined)
+    earlier = _features_of_earlier_events(log, joined)
+    columns_of_earlier = [one.column for one in earlier]
+    if earlier:
+        names = [one.name for one in columns_of_earlier]
+        last_values = LastValues(columns=names)
+        config.sections["last_values"] = {"columns": names}
+        for one, name in zip(earlier, last_values.new_columns, strict=True):
+            features.append(replace(one, column=replace(one.column, name=name)))
+            scopes["item"].append(name)
+        config.choose(
+            f"last_values: {', '.join(names)}",
+            "these numbers depend mostly on the item; those of a future event are not known",
+        )
+    attributes = [one for one in _attributes_of_log(log, joined) if one not in columns_of_earlier]
     for column in attributes:
         feature = feature_of(column, log.rows)
         if log.table.sample.has_displays and column.sampled.is_list and log.item is not None:
@@ -379,7 +421,7 @@ def _features(log: NewLog, joined: _Joined, config: NewConfig) -> None:
         config.left_out += [
             ("log", one.sampled.source, _why_left_out(one, log, joined))
             for one in _other_columns(log)
-            if one not in attributes
+            if one not in (*attributes, *columns_of_earlier)
         ]
         by_day = config.sections["split"]["by"] == "day"
         days = {"days": config.sections["split"]["train_days"]} if by_day else {}

@@ -25,6 +25,7 @@ from etl.inference.column_types import (
 )
 from etl.inference.roles import is_id_name, with_lists_of_items
 from etl.inference.sample import TableSample, find_table, read_sample
+from etl.raw.text_values import numbers
 
 # A column of texts with a larger share of distinct values contains titles or addresses instead of categories.
 _MOST_DISTINCT_SHARE, _MOST_CATEGORIES = 0.5, 100_000
@@ -42,6 +43,8 @@ _FIRST_TEXTS = 1_000
 _SORTED_RUNS = 1.2
 # Repeated choices are counted if the sample has at least this number of rows after the first days of users.
 _FEWEST_LATER_ROWS = 20
+# Numbers in the log, such as prices, describe the item if this share of their variance is between items.
+_BETWEEN_SHARE = 0.8
 # A table is joined by a column only if the column contains at least this share of the log's ids.
 _JOINED_SHARE = 0.2
 # A column of the log becomes its key if a table of attributes has at least this share of the column's ids.
@@ -327,6 +330,27 @@ def _first_days(codes: np.ndarray, days: np.ndarray) -> np.ndarray:
     first = np.full(int(codes.max(initial=0)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, codes, days)
     return first[codes]
+
+
+def differs_by(column: SampledColumn, key: SampledColumn) -> bool:
+    """Returns whether most of the variance of a column of numbers is between keys, as for prices of items.
+
+    The share is adjusted for the number of keys, so random numbers have a share of about 0.
+    """
+    if key.distinct > 0.5 * max(len(key.values), 1):
+        return False
+    texts = pa.types.is_string(column.values.type)
+    array = column.values.combine_chunks()
+    values = (numbers(array) if texts else pc.cast(array, pa.float64(), safe=False)).fill_null(np.nan)
+    rows = np.flatnonzero(np.isfinite(np.asarray(values)) & np.asarray(key.values.is_valid()))
+    known = np.asarray(values)[rows]
+    codes = np.asarray(key.values.take(pa.array(rows)).combine_chunks().dictionary_encode().indices)
+    items = int(codes.max()) + 1 if len(codes) else 0
+    if len(known) <= items or known.var() == 0:
+        return False
+    means = np.bincount(codes, known) / np.bincount(codes)
+    within = np.square(known - means[codes]).sum() / (len(known) - items)
+    return bool(1 - within / known.var(ddof=1) >= _BETWEEN_SHARE)
 
 
 def grouped(features: Sequence[NewFeature]) -> list[dict[str, object]]:

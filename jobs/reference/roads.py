@@ -33,7 +33,7 @@ ways:
 
 Rows need a preparation in three cases:
 
-* They get histories, negatives, positions, or attributes from the tables of users and items.
+* They get histories, negatives, positions, last values, or attributes from the tables of users and items.
 * An operator of `prepare` adds columns or combines rows. Filters of `prepare` need no preparation.
 * The split needs the times of the rows, or all rows of a user. Splits by position or by day do not.
 

@@ -14,12 +14,16 @@ from pyspark.sql import DataFrame
 from conf.types import SPLITS, Split
 from etl.build import encoded_days
 from etl.latest.latest_features import (
+    LatestValues,
     attributes_of,
     encode_rows,
     features_of_history,
+    features_of_values,
     histories_of,
+    latest_values,
     missing_mode,
     with_histories,
+    with_values,
 )
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
 from etl.passes import raw_days
@@ -62,7 +66,8 @@ def rows_before_test(
     determines the features, as for published lists. Users with a train or validation row, but without a row
     in this table, have null attributes. Items without a row in this table have null attributes if
     `items.missing` is `serve`; otherwise they are left out. Without a table of attributes, the features are
-    those of the latest row of the train and validation splits. With `before=validation`, only rows of the
+    those of the latest row of the train and validation splits. Features of `last_values` are computed from
+    the last values before the test days. With `before=validation`, only rows of the
     train split are used.
 
     Args:
@@ -79,8 +84,14 @@ def rows_before_test(
     names = [feature.name for feature in spec.scoped(side)]
     known = SPLITS[: SPLITS.index(before)]
     key, attributes = (USER_KEY, context.config.users) if side == "user" else (ITEM_KEY, context.config.items)
+    section: Section = "users" if side == "user" else "items"
     with_history = side == "user" and context.config.history is not None
-    if attributes is None and not with_history and spec.workflow_version == dataset.workflow_version:
+    with_last = side == "item" and context.config.last_values is not None
+    if (
+        attributes is None
+        and not (with_history or with_last)
+        and spec.workflow_version == dataset.workflow_version
+    ):
         return _latest_published(context, _published_rows(context, dataset, known), key, names, spec)
     workers, plan = workers_of(context), plan_of(context.config)
     workflow = load_workflow(
@@ -90,20 +101,23 @@ def rows_before_test(
         workers=workers,
     )
     of_history = features_of_history(plan, workflow, names) if with_history else []
-    columns = [name for name in names if name not in of_history]
+    of_values = features_of_values(plan, workflow, names) if with_last and attributes is None else []
+    columns = [name for name in names if name not in (*of_history, *of_values)]
+    values = values_before(context, before) if with_last else None
     rows: Rows
     if attributes is not None:
-        section: Section = "users" if side == "user" else "items"
         of_log = None
         if missing_mode(context.config, section) == "serve":
             of_log = _latest_published(context, _published_rows(context, dataset, known), key, [], spec)
         keyed = attributes_of(workers, plan, context.run_date, section, of_log)
-        rows = encode_rows(workflow, keyed.rows, columns, key)
+        rows = encode_rows(workflow, values.join(keyed.rows) if values else keyed.rows, columns, key)
     elif spec.workflow_version == dataset.workflow_version:
         published = _published_rows(context, dataset, known)
         rows = _latest_published(context, published, key, columns, spec)
     else:
         rows = _latest_of_workflow(context, dataset, known, workflow, key, columns)
+    if values and of_values:
+        return select(with_values(rows, workflow, values, of_values), [key, *names])
     if not of_history:
         return rows
     raw_files = raw_days(plan, context.run_date, context.recorder)
@@ -111,6 +125,15 @@ def rows_before_test(
     if histories is None:
         raise ValueError("internal error, please report: there are features of a history, but no history")
     return select(with_histories(rows, workflow, histories, plan, of_history), [key, *names])
+
+
+def values_before(context: RunContext, before: Split = "test") -> LatestValues | None:
+    """Returns the last values of items before the days of a split; None without `last_values`."""
+    if context.config.last_values is None:
+        return None
+    plan = plan_of(context.config)
+    raw_files = raw_days(plan, context.run_date, context.recorder)
+    return latest_values(workers_of(context), plan, context.lake, raw_files, before=before)
 
 
 def _published_rows(context: RunContext, dataset: Dataset, splits: Sequence[Split]) -> list[PublishedRows]:

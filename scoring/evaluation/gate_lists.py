@@ -24,7 +24,7 @@ from scoring.candidates.candidate_items import number_items
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.exclusions import exclude, known_items
 from scoring.candidates.sources.all_items import all_items
-from scoring.evaluation.features_before_test import BEFORE_TEST, rows_before_test
+from scoring.evaluation.features_before_test import BEFORE_TEST, rows_before_test, values_before
 from scoring.evaluation.measured_lists import UNITS, user_relevance
 from scoring.evaluation.prediction_quality import UNIT
 from scoring.feature_rows import read_split
@@ -197,6 +197,9 @@ def publish_items(context: RunContext, dataset: Dataset, model: ModelInfo) -> Ma
     if attributes is not None:
         raw = require_raw(context.config, attributes, context.run_date, "items.path", context.recorder)
         inputs |= {"attributes": raw.digest, "missing": missing_mode(context.config, "items")}
+    values = values_before(context)
+    if values is not None:
+        inputs["last_values"] = values.digest
     partition = context.lake.gate_items(version).partition(context.run_date)
     current = current_manifest(partition, inputs)
     if current is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etl.build import current_features, feature_inputs
-from etl.passes import earlier_clicks, read_clicks
+from etl.passes import digests_of_earlier_days, read_clicks
 from etl.raw.files import RawFiles, require_raw
 from etl.workflow.feature_plan import plan_of
 from scoring.candidates.clicks import CLICK_COLUMNS
@@ -41,6 +41,6 @@ def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, 
         return None
     version = read_dataset(lake, raw.dt).workflow_version
     partition = lake.features(version).partition(raw.dt)
-    earlier = earlier_clicks(workers_of(context), plan, lake)
+    earlier = digests_of_earlier_days(workers_of(context), plan, lake)
     manifest = current_features(partition, feature_inputs(plan, raw, version, earlier))
     return None if manifest is None else (partition, manifest)

@@ -106,9 +106,7 @@ def current_days(job: RunContext) -> set[str]:
     """The days whose features the next run would not build again."""
     version = read_dataset(job.lake, RUN_DATE).workflow_version
     table = job.lake.features(version)
-    inputs = {
-        day: feature_inputs(plan_of(job.config), raw_of(job.config, day), version, None) for day in DAYS
-    }
+    inputs = {day: feature_inputs(plan_of(job.config), raw_of(job.config, day), version, {}) for day in DAYS}
     return {day for day in DAYS if current_manifest(table.partition(day), inputs[day]) is not None}
 
 

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import Config
+from etl.prepare.last_values import value_tables
 from etl.raw.files import RawFiles
 from etl.spark.frame_passes import clicks_before, prepare_frame
 from etl.spark.raw_frames import column_types
@@ -81,6 +82,6 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
     """Returns the rows of a day that Spark prepares from the good rows of its log."""
     workers = SparkWorkers(spark)
     rows = good_rows(read_log(spark, config, raw))
-    return prepare_frame(
-        workers, plan_of(config), rows, raw, clicks_before(workers, plan_of(config), LakePaths(config.lake))
-    )
+    plan, lake = plan_of(config), LakePaths(config.lake)
+    clicks, values = clicks_before(workers, plan, lake), value_tables(workers, plan, lake)
+    return prepare_frame(workers, plan, rows, raw, clicks, values)

@@ -223,7 +223,7 @@ def test_other_configurations_keep_their_digests(tmp_path: Path, spark: SparkSes
     )
     assert preparation(only_measured) == {}
     assert rows_digest(only_measured, raw) == raw.digest
-    assert set(feature_inputs(plan_of(only_measured), raw, "v", None)) == {"raw", "layout", "workflow"}
+    assert set(feature_inputs(plan_of(only_measured), raw, "v", {})) == {"raw", "layout", "workflow"}
     assert workflow_version(plan_of(only_measured), None, [raw]) == before
     joined = cases.write_config(tmp_path, SETTINGS)
     assert set(preparation(joined)) == {"shown_positions"}

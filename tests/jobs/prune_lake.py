@@ -61,7 +61,8 @@ def build(root: Path) -> None:
         file_io.replace_json(f"{lake.workflow(version(name))}/workflow.json", {})
         publish(Partition(f"workflow/{version(name)}", "rare", f"{lake.workflow(version(name))}/rare", 3))
     for one in DAYS:
-        for table in (lake.quarantine, lake.value_counts, lake.typed, lake.last_clicks, lake.profiles(NAME)):
+        of_name = (lake.last_values(NAME), lake.profiles(NAME))
+        for table in (lake.quarantine, lake.value_counts, lake.typed, lake.last_clicks, *of_name):
             publish(table.partition(one))
         write(f"{lake.raw.partition(one).path}/clicks.tsv")
     for run_date in RUN_DATES:

@@ -424,6 +424,33 @@ def test_times_of_day_without_dates_are_named(shop: Path) -> None:
         new_config(Wishes("events_*.csv", time="time"), Questions(ask=False))
 
 
+@pytest.mark.parametrize("has_shown", [True, False], ids=["shown items", "only choices"])
+def test_prices_that_vary_become_last_values_of_items(shop: Path, has_shown: bool) -> None:
+    """Numbers that do not depend on the item stay what they were."""
+    draw = np.random.default_rng(5)
+    for day in DAYS:
+        events = pd.read_csv(f"events_{day}.csv")
+        listed = events["item"].str[-3:].astype(int) + 10
+        events["price"] = (listed * draw.choice([1, 0.9], len(events))).round(2)
+        events["seconds"] = draw.integers(0, 500, len(events))
+        if has_shown:
+            events["event"] = (events["event"] != "view").astype(int)
+            events = events.rename(columns={"event": "clicked"})
+        events.to_csv(f"events_{day}.csv", index=False)
+    assert _init() == 0
+    config = load_config("shop.yaml")
+    assert config.last_values is not None
+    assert config.last_values.columns == ["price"]
+    assert config.scopes.item == ["last_price", "item"]
+    assert config.scopes.context == (["seconds"] if has_shown else [])
+    assert list(config.score.context) == config.scopes.context
+    assert ("last_price" in config.log.names, "price" in config.log.names) == (False, True)
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+    text = (shop / "shop.yaml").read_text()
+    assert "log.price" not in text
+    assert ("log.seconds" in text) != has_shown
+
+
 def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:
     users = pd.read_csv("users.csv")
     users.assign(mail=users["user"] + "@shop.example").to_csv("users.csv", index=False)

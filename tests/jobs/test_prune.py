@@ -76,7 +76,8 @@ def test_each_table_keeps_the_dates_from_the_first_one_on(root: Path) -> None:
     after = published(root)
     a, b, c, d = (version(letter) for letter in "abcd")
     assert not [table for table in after if a in table or b in table]  # unused workflow versions
-    for table in ("quarantine", "value_counts", "typed", "last_clicks", f"profiles/{NAME}"):
+    by_name = (f"last_values/{NAME}", f"profiles/{NAME}")
+    for table in ("quarantine", "value_counts", "typed", "last_clicks", *by_name):
         assert after[table] == DAYS[8:], table
     for table in ("recommendations", "scores", f"quality/{NAME}", "list_changes", "measures", "deliveries"):
         assert after[table] == DAYS[8:], table

@@ -76,8 +76,6 @@ def test_the_error_of_another_encoding_names_the_setting(tmp_path: Path) -> None
 
 
 def test_only_text_files_have_an_encoding(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValidationError, match="encoding applies only to text files, but the format is parquet"
-    ):
+    with pytest.raises(ValidationError, match="encoding is only for text files, but the format is parquet"):
         _table(tmp_path, "parquet", encoding="windows-1252")
     assert "encoding" not in _table(tmp_path, "csv").model_dump()
