@@ -27,11 +27,11 @@ from etl.raw.file_splits import split_files
 from etl.text import scan_pass
 from etl.text.parse_block import columns_to_parse, file_layout, plain, read_split
 from etl.workflow.feature_plan import plan_of
-from spark.workers import LocalWorkers
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases, raw_oracle
 from tests.etl.cases import run_build
+from tests.etl.text.test_compressed_log import workers_in_this_process
 from tests.processes import ROOT, environment
 
 pytestmark = pytest.mark.slow
@@ -240,26 +240,28 @@ def test_long_fields_and_many_fields(tmp_path: Path) -> None:
 
 
 def test_rejected_lines_beyond_the_limit_are_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The quarantine has the first lines, at least some of each reason; its manifest counts all of them."""
+    monkeypatch.setattr(scan_pass, "_KEPT_LINES", 1000)
+    monkeypatch.setattr(scan_pass, "_KEPT_OF_REASON", 100)
     good = [b"%d\tu%d\ti\t5\t0.5" % (number % 2, number) for number in range(50)]
-    bad = [b"", b"x"] * 75_000 + [b"1\tu\ti\tx\t1"] * 1500 + [b"\xff"] * 2
+    bad = [b"", b"x"] * 750 + [b"1\tu\ti\tx\t1"] * 150 + [b"\xff"] * 2
     config = _config(tmp_path, "tsv").model_copy(update={"quality": Quality(max_bad_share=1.0)})
     _write(tmp_path, [b"\n".join([*good, *bad])])
-    run_build(LocalWorkers(1, lambda: pytest.fail("a session")), config, DAY)
+    run_build(workers_in_this_process(monkeypatch, 1), config, DAY)
     partition = LakePaths(config.lake).quarantine.partition(DAY)
     manifest = read_manifest(partition)
-    assert manifest.dropped == {"field_count": 150_000, "integer:n": 1500, "not_utf8": 2}
-    assert manifest.facts["not_kept"] == {"field_count": 50_000, "integer:n": 500}
-    assert (manifest.rows_in, manifest.rows) == (151_552, 101_002)
+    assert manifest.dropped == {"field_count": 1500, "integer:n": 150, "not_utf8": 2}
+    assert manifest.facts["not_kept"] == {"field_count": 500, "integer:n": 50}
+    assert (manifest.rows_in, manifest.rows) == (1702, 1102)
     counts = DayCounts.from_manifest(manifest)
-    assert (counts.good, counts.bad) == (50, 151_502)
+    assert (counts.good, counts.bad) == (50, 1652)
     rows = cases.read_rows(partition)
-    first, last = 51, 151_552
-    expected = [*range(first, first + 100_000), *range(150_051, 151_051), last - 1, last]
+    first, last = 51, 1702
+    expected = [*range(first, first + 1000), *range(1551, 1651), last - 1, last]
     assert rows["line_number"].tolist() == expected
-    assert "50,500 of the 151,502 rejected lines of 2026-01-01 are not in the quarantine" in caplog.text
+    assert "550 of the 1,652 rejected lines of 2026-01-01 are not in the quarantine" in caplog.text
 
 
 def test_texts_of_rejected_lines_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
