@@ -21,14 +21,9 @@ EXTENDED = (
     "tests/benchmarks/test_gpu.py::test_parts_with_a_result_are_not_run_again",
     "tests/benchmarks/test_peers.py::test_our_job_makes_the_table_that_pandas_makes[jsonl]",
     "tests/benchmarks/test_peers.py::test_our_job_makes_the_table_that_pandas_makes[parquet]",
-    # Fuzzing of what is not read from a log. The scanner and JSON lines: the other targets of this test.
-    "tests/fuzz/test_fuzz.py::test_a_target_holds[pages",
-    "tests/fuzz/test_fuzz.py::test_a_target_holds[lookups",
-    "tests/fuzz/test_fuzz.py::test_a_target_holds[counts",
-    "tests/fuzz/test_fuzz.py::test_a_target_holds[transposition",
-    "tests/fuzz/test_fuzz.py::test_a_target_holds[manifests",
-    "tests/fuzz/test_fuzz.py::test_a_target_holds[tensors",
-    "tests/fuzz/test_fuzz.py::test_a_target_holds[yaml",
+    # Fuzzing, for which the library is compiled with sanitizers. Planted faults: the other tests of this file. What
+    # the scanners read: test_scan.py, test_jsonl.py, test_hostile_bytes.py.
+    "tests/fuzz/test_fuzz.py::test_a_target_holds",
     "tests/fuzz/test_fuzz.py::test_other_faults_are_found",
     # Lists from displays. Their configuration and their rows: the other tests of this file, test_displays.py.
     "tests/jobs/test_init.py::test_lists_of_displays",
@@ -88,9 +83,13 @@ EXTENDED = (
     "tests/etl/spark/test_catalogues.py::test_the_job_with_a_profile",
     # Plans of every operator on a GPU. The plan of a whole build: test_golden.py.
     "tests/plans/test_operators.py",
+    # Blocks of a day learn what a frame in memory learns (the same file), and a frame learns what Spark does
+    # (test_fit_frame.py).
+    "tests/etl/test_block_fit.py::test_every_operator_learns_the_same_from_blocks",
     # Spark's frames beside tasks and tables, for every kind of log. One log or one setting: the same files.
     "tests/etl/ops/test_engines.py::test_features_are_the_oracles[seed1-sql]",
     "tests/etl/ops/test_engines.py::test_features_are_the_oracles[seed2-",
+    "tests/etl/ops/test_engines.py::test_one_row_without_spark_is_encoded_as_a_row_of_another_day[seed2",
     "tests/etl/test_block_fit.py::test_the_encode_pass_encodes_out_of_fold",
     "tests/etl/test_block_fit.py::test_raw_lists_give_the_ids_of_spark",
     "tests/etl/test_block_fit.py::test_features_of_training_rows_and_of_other_rows_equal_those_of_spark",

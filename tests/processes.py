@@ -65,6 +65,23 @@ def fork_server(*modules: str) -> Iterator[BaseContext]:
         forkserver._forkserver._stop()
 
 
+def server_address() -> str:
+    """The address of the server, for `fork_from`. Starts the server if it does not run yet."""
+    forkserver.ensure_running()
+    address: str = forkserver._forkserver._forkserver_address
+    return address
+
+
+def fork_from(address: str) -> None:
+    """Lets this process, which a server forked, fork further processes from this server.
+
+    Otherwise it would start a second server, which imports all modules again.
+    """
+    forkserver._forkserver._forkserver_address = address
+    for owner in (forkserver, forkserver._forkserver):
+        setattr(owner, "ensure_running", lambda: None)  # noqa: B010  mypy refuses the plain assignment
+
+
 def environment() -> dict[str, str]:
     """This process's environment, with our packages on the path and Spark on loopback."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

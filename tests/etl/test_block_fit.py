@@ -189,8 +189,11 @@ def assert_equal(
         assert chain == of_spark
     assert workflow.spec == expected.spec
     # Of a vocabulary without a value, frames count nothing, and value counts count zeros.
-    counted = {name: facts for name, facts in workflow.vocabularies.items() if any(facts.values())}
-    assert counted == expected.vocabularies
+    counted, in_frames = (
+        {name: facts for name, facts in one.vocabularies.items() if any(facts.values())}
+        for one in (workflow, expected)
+    )
+    assert counted == in_frames
     tables, of_frames = tables_of(lake, workflow), tables_of(expected_lake, expected)
     assert tables.keys() == of_frames.keys()
     for name, table in tables.items():
@@ -212,26 +215,37 @@ def of_spark(spark: SparkSession, config: Config, rows: list[Row]) -> FittedWork
     return fit_rows(spark, config, by_day(spark, rows))
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {},
-        {"tasks": 3, "batch_rows": 7},
-        {"tasks": 2, "batch_rows": 20, "coded": True},
-    ],
-    ids=str,
-)
+@pytest.fixture(scope="module")
+def of_blocks(
+    config: Config, rows: list[Row], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[LakePaths, FittedWorkflow]:
+    """A workflow that one task fits on one block of each day."""
+    return fit_blocks(config, rows, tmp_path_factory.mktemp("blocks"))
+
+
 def test_every_operator_learns_the_same_from_blocks(
-    config: Config, rows: list[Row], of_spark: FittedWorkflow, tmp_path: Path, layout: dict[str, Any]
+    config: Config, of_spark: FittedWorkflow, of_blocks: tuple[LakePaths, FittedWorkflow]
 ) -> None:
-    lake, workflow = fit_blocks(config, rows, tmp_path, **layout)
-    assert_equal(lake, workflow, LakePaths(config.lake), of_spark)
+    assert_equal(*of_blocks, LakePaths(config.lake), of_spark)
+
+
+@pytest.mark.parametrize(
+    "layout", [{"tasks": 3, "batch_rows": 7}, {"tasks": 2, "batch_rows": 20, "coded": True}], ids=str
+)
+def test_tasks_and_batches_do_not_change_what_operators_learn(
+    config: Config,
+    rows: list[Row],
+    of_blocks: tuple[LakePaths, FittedWorkflow],
+    tmp_path: Path,
+    layout: dict[str, Any],
+) -> None:
+    assert_equal(*fit_blocks(config, rows, tmp_path, **layout), *of_blocks)
 
 
 def test_processes_and_small_ranges_of_keys_give_equal_tables(
     config: Config,
     rows: list[Row],
-    of_spark: FittedWorkflow,
+    of_blocks: tuple[LakePaths, FittedWorkflow],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -241,7 +255,7 @@ def test_processes_and_small_ranges_of_keys_give_equal_tables(
     monkeypatch.setattr(version_tables, "_RANGE_ROWS", 20)
     workers = LocalWorkers(2, no_session)
     lake, workflow = fit_blocks(config, rows, tmp_path, workers, tasks=3, batch_rows=11, coded=True)
-    assert_equal(lake, workflow, LakePaths(config.lake), of_spark)
+    assert_equal(lake, workflow, *of_blocks)
     name = next(name for name in workflow.local.names if name.startswith("join_groupby_C2"))
     partition = workflow_table(lake, workflow.version, name)
     assert len(data_files(partition, read_manifest(partition))) > 1
@@ -294,13 +308,16 @@ def test_features_of_training_rows_and_of_other_rows_equal_those_of_spark(
         assert [repr(value) for value in values] == [repr(value) for value in expected[name]], name
 
 
-def test_a_row_of_another_split_is_no_training_row(of_spark: FittedWorkflow, rows: list[Row]) -> None:
-    (chain,) = [chain for chain in of_spark.chains if chain.inputs == ("K", "C2")]
+def test_a_row_of_another_split_is_no_training_row(
+    of_blocks: tuple[LakePaths, FittedWorkflow], rows: list[Row]
+) -> None:
+    _, workflow = of_blocks
+    (chain,) = [chain for chain in workflow.chains if chain.inputs == ("K", "C2")]
     (batch,) = blocks_of_rows(rows[:90], COLUMNS).read(0, frozenset(COLUMNS))
 
     def computed(place: RowPlace | None) -> list[float]:
         arrays = [batch.columns[name] for name in chain.inputs]
-        return list(chain.compute(arrays, of_spark.local, place=place)[chain.outputs[0]].to_pylist())
+        return list(chain.compute(arrays, workflow.local, place=place)[chain.outputs[0]].to_pylist())
 
     others = computed(None)
     assert computed(RowPlace(batch.row_ids, DAYS[0], "test")) == others

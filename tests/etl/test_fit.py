@@ -23,7 +23,7 @@ from etl.statistics.id_rule import IdRule, assign_ids
 from etl.statistics.moments import ExactSums, measure_moments, sums_of_counts
 from tests.etl import oracle
 
-FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)
+FEW = settings(max_examples=2, deadline=None, derandomize=True, database=None)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=2)
 
 

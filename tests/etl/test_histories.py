@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.types import History
 from etl.spark.frame_passes import ARRAY, add_history, as_history, last_clicks, merge_days
 
-FEW = settings(max_examples=6, deadline=None, derandomize=True, database=None)
+FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)
 ROW = st.tuples(
     st.sampled_from("uvw"),
     st.sampled_from("abcdefg"),

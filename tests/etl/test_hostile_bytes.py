@@ -27,11 +27,11 @@ from etl.raw.file_splits import split_files
 from etl.text import scan_pass
 from etl.text.parse_block import columns_to_parse, file_layout, plain, read_split
 from etl.workflow.feature_plan import plan_of
-from spark.workers import LocalWorkers
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases, raw_oracle
 from tests.etl.cases import run_build
+from tests.etl.text.test_compressed_log import workers_in_this_process
 from tests.processes import ROOT, environment
 
 pytestmark = pytest.mark.slow
@@ -78,7 +78,9 @@ _NASTY = [
     *(b"", b" ", b"1", b"0", b"-7", b"9" * 19, b"1.5", b"NaN", b"inf", b"1d", b"0x1p3"),
     *(b"1e38", b"3.4028234663852886e38", b"3.4028235e38", b"-3.5e38", b"1e308", b"1e400", b"1e-400", b"-0"),
 ]
-NASTY = st.one_of(st.sampled_from(_NASTY), st.binary(max_size=6))
+# Few drawn files must contain each reason for a rejection.
+_OFTEN = [b"", b"a\0", b"k" * 257, b"\xff", b"x"]
+NASTY = st.one_of(st.sampled_from(_NASTY), st.sampled_from(_OFTEN), st.binary(max_size=6))
 SUFFIX = st.sampled_from([".txt", ".txt", ".gz"])
 GOOD = [b"1", b"u1", b"i1", b"5", b"0.5"]
 END = st.sampled_from([b"\n", b"\n", b"\r\n", b"\r"])
@@ -158,15 +160,16 @@ def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows
     return rows, reasons
 
 
-@pytest.mark.parametrize("examples", [200, pytest.param(400, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("examples", [80, pytest.param(300, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("form", ["tsv", "csv"])
-def test_files_are_read_as_the_oracle_reads_them(form: str, examples: int) -> None:
+def test_files_are_read_as_the_oracle_reads_them(tmp_path: Path, form: str, examples: int) -> None:
+    config = _config(tmp_path, form)
+
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
     @given(files=hostile_files(form, 25), split_bytes=st.sampled_from([40, 300, 1 << 20]), suffix=SUFFIX)
     def check(files: list[bytes], split_bytes: int, suffix: str) -> None:
         with TemporaryDirectory() as name:
             paths = _write(Path(name), files, suffix)
-            config = _config(Path(name), form)
             rows, reasons = _of_files(config, paths, split_bytes)
             assert (rows, reasons) == _of_oracle(config, paths)
             seen.update(["good"] * len(rows))
@@ -237,27 +240,29 @@ def test_long_fields_and_many_fields(tmp_path: Path) -> None:
 
 
 def test_rejected_lines_beyond_the_limit_are_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The quarantine has the first lines, at least some of each reason; its manifest counts all of them."""
+    monkeypatch.setattr(scan_pass, "_KEPT_LINES", 1000)
+    monkeypatch.setattr(scan_pass, "_KEPT_OF_REASON", 100)
     good = [b"%d\tu%d\ti\t5\t0.5" % (number % 2, number) for number in range(50)]
-    bad = [b"", b"x"] * 75_000 + [b"1\tu\ti\tx\t1"] * 1500 + [b"\xff"] * 2
+    bad = [b"", b"x"] * 750 + [b"1\tu\ti\tx\t1"] * 150 + [b"\xff"] * 2
     config = _config(tmp_path, "tsv").model_copy(update={"quality": Quality(max_bad_share=1.0)})
     _write(tmp_path, [b"\n".join([*good, *bad])])
-    run_build(LocalWorkers(1, lambda: pytest.fail("a session")), config, DAY)
+    run_build(workers_in_this_process(monkeypatch, 1), config, DAY)
     partition = LakePaths(config.lake).quarantine.partition(DAY)
     manifest = read_manifest(partition)
-    assert manifest.dropped == {"field_count": 150_000, "integer:n": 1500, "not_utf8": 2}
-    assert manifest.facts["not_kept"] == {"field_count": 50_000, "integer:n": 500}
-    assert (manifest.rows_in, manifest.rows) == (151_552, 101_002)
+    assert manifest.dropped == {"field_count": 1500, "integer:n": 150, "not_utf8": 2}
+    assert manifest.facts["not_kept"] == {"field_count": 500, "integer:n": 50}
+    assert (manifest.rows_in, manifest.rows) == (1702, 1102)
     counts = DayCounts.from_manifest(manifest)
-    assert (counts.good, counts.bad) == (50, 151_502)
+    assert (counts.good, counts.bad) == (50, 1652)
     rows = cases.read_rows(partition)
-    first, last = 51, 151_552
-    expected = [*range(first, first + 100_000), *range(150_051, 151_051), last - 1, last]
+    first, last = 51, 1702
+    expected = [*range(first, first + 1000), *range(1551, 1651), last - 1, last]
     assert rows["line_number"].tolist() == expected
     assert (
-        "50,500 of the 151,502 rejected lines of 2026-01-01 are counted, but not stored in the quarantine"
+        "550 of the 1,652 rejected lines of 2026-01-01 are counted, but not stored in the quarantine"
         in caplog.text
     )
 
@@ -280,9 +285,9 @@ from etl.text.parse_block import file_layout
 from etl.text.scan_pass import ScanTask, scan_file_split
 from etl.workflow.feature_plan import plan_of
 from conf.load import load_config
-config, path = load_config(sys.argv[1]), sys.argv[2]
+config, path, most_bytes = load_config(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 layout = file_layout(plan_of(config), (path,))
-resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
 for file_split in split_files([path]):
     for batch in scan_file_split(0, ScanTask(file_split, f"{path}.counts.parquet"), layout, ["n"]):
         pass
@@ -291,8 +296,15 @@ for file_split in split_files([path]):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("form, lines", [("tsv", 20_000_000), ("jsonl", 2_000_000)])
-def test_line_ends_need_little_memory(tmp_path: Path, form: str, lines: int) -> None:
+@pytest.mark.parametrize(
+    "form, lines, most_mib",
+    [
+        ("tsv", 5_000_000, 512),
+        ("jsonl", 150_000, 400),
+        pytest.param("jsonl", 2_000_000, 1024, marks=pytest.mark.large),  # DuckDB needs a minute
+    ],
+)
+def test_line_ends_need_little_memory(tmp_path: Path, form: str, lines: int, most_mib: int) -> None:
     """Each rejected line was an entry of a dict, which needs 100 bytes."""
     config = _config(tmp_path, form)
     good = {
@@ -300,7 +312,7 @@ def test_line_ends_need_little_memory(tmp_path: Path, form: str, lines: int) -> 
         "jsonl": b'{"label": 1, "user": "u", "item": "i", "n": 5, "x": 0.5}\n',
     }
     (path,) = _write(tmp_path, [good[form] + b"\n" * lines], ".gz")
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "config.yaml"), str(path)]
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "config.yaml"), str(path), str(most_mib << 20)]
     run = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     reason = "field_count" if config.log.format == "tsv" else "json"

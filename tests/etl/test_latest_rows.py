@@ -101,7 +101,7 @@ def random_day(rng: np.random.Generator, rows: int, users: int) -> pd.DataFrame:
     )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 3), st.integers(1, 12), st.booleans())
 def test_every_engine_returns_the_last_row_of_each_key(
     spark: SparkSession,

@@ -16,7 +16,7 @@ from conf.types import SPLITS, Negatives
 from etl.raw.splits import add_negatives, drawn_rows
 from tests.etl import oracle
 
-FEW = settings(max_examples=4, deadline=None, derandomize=True, database=None)
+FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)
 PER_POSITIVE, SEED = 3, 5
 CONFIG = Negatives(per_positive=PER_POSITIVE, seed=SEED)
 LOG_ROW = st.tuples(

@@ -325,7 +325,7 @@ def test_a_repeated_hour_is_the_first_and_a_missing_hour_moves_forward() -> None
 def test_local_times_of_every_zone_are_those_of_zoneinfo() -> None:
     draw = random.Random(11)
     for zone in sorted(available_timezones()):
-        moments = [EPOCH + timedelta(seconds=draw.randrange(-4 * 10**9, 4 * 10**9)) for _ in range(60)]
+        moments = [EPOCH + timedelta(seconds=draw.randrange(-4 * 10**9, 4 * 10**9)) for _ in range(20)]
         local = np.array([microseconds(moment) for moment in moments])
         expected = [instant_of(moment, zone) for moment in moments]
         assert time_text.instants(local, zone).tolist() == expected, zone

@@ -1,15 +1,9 @@
-"""A run of build_features that SIGKILLs its process at an instant of the preparation of rows.
-
-python -m tests.faults.prepared_process <configuration> <run date> <folder of temporary files> <instant> [<workflow>]
-
-With a workflow version, the run applies it.
-"""
+"""A run of build_features that SIGKILLs its process at an instant of the preparation of rows."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +22,7 @@ from storage.paths import Partition
 from storage.publish import publish_files
 from tests.etl import cases
 from tests.etl.prepare.small_shop import no_session
+from tests.processes import fork_from
 
 BUCKETS = 8
 
@@ -97,13 +92,20 @@ INSTANTS = (
 )
 
 
-def main(path: str, run_date: str, folder: str, instant: str, parent: str | None = None) -> None:
+def run(server: str, path: str, run_date: str, folder: str, instant: str, parent: str | None = None) -> None:
+    """Builds the features of a run date; with a workflow version, the run applies it.
+
+    Args:
+        server: the address of the server that forked this process.
+    """
+    fork_from(server)
     config = load_config(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskPasses, "_buckets", lambda *_: BUCKETS)
         kill_at(instant, config, patch)
-        cases.run_build(LocalWorkers(2, no_session, folder), config, run_date, parent)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        workers = LocalWorkers(2, no_session, folder)
+        cases.run_build(workers, config, run_date, parent)
+    # multiprocessing ends its processes without `atexit`, and before threads have ended.
+    if workers._pool is not None:
+        workers._pool.shutdown()
+    workers._scratch.delete()

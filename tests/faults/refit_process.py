@@ -1,13 +1,9 @@
-"""A job refit_model as a process that SIGKILLs itself before it writes a file.
-
-python -m tests.faults.refit_process <lake> <run date> <end of the file's path>
-"""
+"""A job refit_model that SIGKILLs its process before it writes a file."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,14 +24,11 @@ def dies_before(path_end: str, write: Callable[..., Any]) -> Callable[..., Any]:
     return dying
 
 
-def main(root: str, run_date: str, path_end: str) -> None:
+def refit_and_die(root: str, run_date: str, path_end: str) -> None:
+    """Dies before it writes a file whose path ends so."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         without_spark(patch)
         for name in ("create_json", "replace_json"):
             patch.setattr(file_io, name, dies_before(path_end, getattr(file_io, name)))
         refit(config_of(LakePaths(root)), run_date)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

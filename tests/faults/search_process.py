@@ -1,16 +1,10 @@
-"""A search of compare_models as a process that SIGKILLs itself before it writes a file.
-
-python -m tests.faults.search_process <folder of the lake> <pattern of the file's path> <number>
-
-The process dies before it writes the file that is the <number>-th, from 1, whose path matches the pattern.
-"""
+"""A search of compare_models that SIGKILLs its process before it writes a file."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,14 +95,11 @@ def dies_before(pattern: str, number: int, write: Callable[..., Any], seen: list
     return dying
 
 
-def main(folder: str, pattern: str, number: str) -> None:
+def search_and_die(folder: Path, pattern: str, number: int) -> None:
+    """Dies before it writes the file that is the `number`-th, from 1, whose path matches the pattern."""
     torch.set_num_threads(1)
     seen: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for name in ("create_json", "replace_json"):
-            patch.setattr(file_io, name, dies_before(pattern, int(number), getattr(file_io, name), seen))
-        search(Path(folder))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+            patch.setattr(file_io, name, dies_before(pattern, number, getattr(file_io, name), seen))
+        search(folder)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import os
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,9 @@ from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.prepare.small_shop import no_session
 from tests.etl.prepare.test_prepared_passes import DAYS, FIRST, SHOP, _config, _tables, _write
+from tests.faults import prepared_process
 from tests.faults.prepared_process import INSTANTS
-from tests.processes import ROOT
+from tests.processes import fork_server, server_address
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
 
@@ -29,11 +28,22 @@ NAME = "history, negatives and tables"
 PREPARED = DAYS[:5]
 
 
-def run(folder: Path, instant: str, *parent: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    with fork_server("tests.faults.prepared_process", "spark.forked_modules") as context:
+        yield context
+
+
+def run(server: Any, folder: Path, instant: str, *parent: str) -> int | None:
+    """Runs a build in a process that dies at an instant. Returns its exit code."""
     (folder / "temporary").mkdir(exist_ok=True)
-    arguments = [str(folder / "config.yaml"), FIRST, str(folder / "temporary"), instant, *parent]
-    command = [sys.executable, "-m", "tests.faults.prepared_process", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=False)
+    paths = str(folder / "config.yaml"), FIRST, str(folder / "temporary")
+    arguments = (server_address(), *paths, instant, *parent)
+    process = server.Process(target=prepared_process.run, args=arguments)
+    process.start()
+    process.join(240)
+    code: int | None = process.exitcode
+    return code
 
 
 def files_below(folder: Path) -> list[str]:
@@ -50,21 +60,24 @@ def _finished(config: Config) -> BuildResult:
 
 
 @pytest.fixture(scope="module")
-def peaceful(tmp_path_factory: pytest.TempPathFactory) -> Config:
+def peaceful(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Config:
     """A lake whose run nobody killed."""
     folder = tmp_path_factory.mktemp("peaceful")
     config = _config(folder, NAME)
-    ended = run(folder, "never")
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert run(server, folder, "never") == 0
     assert files_below(folder / "temporary") == []
     return config
 
 
 @pytest.mark.parametrize("instant", INSTANTS)
-def test_the_next_run_ends_the_work_of_a_killed_one(tmp_path: Path, peaceful: Config, instant: str) -> None:
+def test_the_next_run_ends_the_work_of_a_killed_one(
+    server: Any, tmp_path: Path, peaceful: Config, instant: str
+) -> None:
     config = _config(tmp_path, NAME)
-    killed = run(tmp_path, instant)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    assert run(server, tmp_path, instant) == -signal.SIGKILL
+    if instant == "after the scan":  # the next run must delete these stored rows
+        left = [path for path in files_below(tmp_path / "temporary") if "nightrank-rows-" in path]
+        assert len(left) > len(PREPARED)
     lake = LakePaths(config.lake)
     for dt in PREPARED:  # readers see whole days or none
         for partition in (lake.prepared(config.name).partition(dt), lake.value_counts.partition(dt)):
@@ -72,8 +85,7 @@ def test_the_next_run_ends_the_work_of_a_killed_one(tmp_path: Path, peaceful: Co
                 manifest = read_manifest(partition)
                 assert all(Path(path).exists() for path in data_files(partition, manifest))
     assert not is_published(lake.datasets.partition(FIRST))
-    ended = run(tmp_path, "never")
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert run(server, tmp_path, "never") == 0
     assert files_below(tmp_path / "temporary") == []
     assert list((tmp_path / "temporary").rglob("workers-*")) == []
     actual, expected = tables_of(config), tables_of(peaceful)
@@ -88,15 +100,6 @@ def test_the_next_run_ends_the_work_of_a_killed_one(tmp_path: Path, peaceful: Co
             for one in (config, peaceful)
         ]
         assert of_lakes[0] == of_lakes[1]
-
-
-def test_a_killed_run_leaves_stored_rows_that_the_next_one_deletes(tmp_path: Path) -> None:
-    _config(tmp_path, NAME)
-    assert run(tmp_path, "after the scan").returncode == -signal.SIGKILL
-    left = [path for path in files_below(tmp_path / "temporary") if "nightrank-rows-" in path]
-    assert len(left) > len(PREPARED)
-    assert run(tmp_path, "never").returncode == 0
-    assert files_below(tmp_path / "temporary") == []
 
 
 LATE = DAYS[3]
@@ -152,17 +155,17 @@ def _late_shop(folder: Path) -> tuple[Config, str, dict[int, int]]:
 @pytest.mark.parametrize(
     "instant", ["after the scan", "before the first day", "before the counts", "before the features"]
 )
-def test_late_impressions_rebuild_their_day_also_after_a_kill(tmp_path: Path, instant: str) -> None:
+def test_late_impressions_rebuild_their_day_also_after_a_kill(
+    server: Any, tmp_path: Path, instant: str
+) -> None:
     config, version, shown = _late_shop(tmp_path)
     lake = LakePaths(config.lake)
     days = {name: table for name, table in _days_of(config, version).items() if LATE not in name}
     features = lake.features(version).partition(LATE)
     before = read_manifest(features)
-    killed = run(tmp_path, instant, version)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    assert run(server, tmp_path, instant, version) == -signal.SIGKILL
     assert read_manifest(features) == before  # readers see the old features, or all of the new ones
-    ended = run(tmp_path, "never", version)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert run(server, tmp_path, "never", version) == 0
     assert files_below(tmp_path / "temporary") == []
     after = _days_of(config, version)
     assert {name: table for name, table in after.items() if LATE not in name} == days

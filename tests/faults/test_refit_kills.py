@@ -5,11 +5,8 @@ At each of these instants the model that served before serves, and at the end th
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +15,8 @@ import torch
 
 from storage.dataset import read_dataset
 from storage.paths import LakePaths
-from tests.faults.job_processes import ROOT
+from tests.faults.refit_process import refit_and_die
+from tests.processes import fork_server
 from tests.training.refit_lake import (
     NAME,
     RUN_DATES,
@@ -81,17 +79,17 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         first = str(refit(config, FIRST).facts["version"])
         story = Story(lake, first, train_and_promote(config, SECOND))
         plan = make_refit_plan(config, lake, read_dataset(lake, SECOND), story.champion)
-        for instant in INSTANTS:
-            command = [sys.executable, "-m", "tests.faults.refit_process", lake.root, SECOND, instant]
-            ended = subprocess.run(
-                command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-            )
-            assert ended.returncode == -signal.SIGKILL, ended.stderr[-3000:]
-            story.served.append(serves(lake, SECOND))
-            story.complete.append(is_complete(plan.model_path, checksums=True))
-            names = [path.name for path in Path(plan.checkpoint_path).glob("step-*.json")]
-            indices = [match for name in names if (match := re.fullmatch(r"step-(\d+)\.json", name))]
-            story.steps.append(sorted(int(match[1]) for match in indices))
+        with fork_server("tests.faults.refit_process") as server:
+            for instant in INSTANTS:
+                process = server.Process(target=refit_and_die, args=(lake.root, SECOND, instant))
+                process.start()
+                process.join(240)
+                assert process.exitcode == -signal.SIGKILL
+                story.served.append(serves(lake, SECOND))
+                story.complete.append(is_complete(plan.model_path, checksums=True))
+                names = [path.name for path in Path(plan.checkpoint_path).glob("step-*.json")]
+                indices = [match for name in names if (match := re.fullmatch(r"step-(\d+)\.json", name))]
+                story.steps.append(sorted(int(match[1]) for match in indices))
         story.refit = str(refit(config, SECOND).facts["version"])
     return story
 

@@ -7,11 +7,8 @@ and goes on to the trials of a search that was never killed.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,8 +16,8 @@ import pytest
 import torch
 
 from storage.paths import LakePaths
-from tests.faults.job_processes import ROOT
-from tests.faults.search_process import config_of, publish, result, search
+from tests.faults.search_process import config_of, publish, result, search, search_and_die
+from tests.processes import fork_server
 from training.registry.comparison import Comparison
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
@@ -74,15 +71,15 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     _, versions = search(peaceful)
     story = Story(result(peaceful), versions)
     lake = LakePaths(config_of(folder).lake)
-    for pattern, number in INSTANTS:
-        command = [sys.executable, "-m", "tests.faults.search_process", str(folder), pattern, str(number)]
-        ended = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-        )
-        assert ended.returncode == -signal.SIGKILL, ended.stderr[-3000:]
-        models, checkpoints = Path(lake.models("tiny-experiments")), Path(lake.checkpoints(""))
-        story.finished.append({file.parent.name for file in models.glob("*/*.json")})
-        story.resumed.append({file.parent.name for file in checkpoints.glob("*/step-*[0-9].json")})
+    with fork_server("tests.faults.search_process") as server:
+        for pattern, number in INSTANTS:
+            process = server.Process(target=search_and_die, args=(folder, pattern, number))
+            process.start()
+            process.join(240)
+            assert process.exitcode == -signal.SIGKILL
+            models, checkpoints = Path(lake.models("tiny-experiments")), Path(lake.checkpoints(""))
+            story.finished.append({file.parent.name for file in models.glob("*/*.json")})
+            story.resumed.append({file.parent.name for file in checkpoints.glob("*/step-*[0-9].json")})
     records, logger = _Records(), logging.getLogger("nightrank")
     level = logger.level
     logger.addHandler(records)

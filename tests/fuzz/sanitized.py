@@ -18,7 +18,7 @@ from tests.processes import ROOT
 FAILED = 77  # exit code of a process that a sanitizer ends
 _FLAGS = (
     *(flag for flag in build_native.FLAGS if flag not in ("-O3", "-Werror")),
-    *("-O1", "-g", "-fno-omit-frame-pointer", "-Wno-psabi"),
+    *("-O1", "-g1", "-fno-omit-frame-pointer", "-Wno-psabi"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
     # Indices and iterators of std::vector are checked, and memory that a vector has reserved must not be read.
     *("-D_GLIBCXX_ASSERTIONS", "-D_GLIBCXX_SANITIZE_VECTOR"),

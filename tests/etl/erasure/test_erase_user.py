@@ -275,7 +275,10 @@ def server() -> Iterator[BaseContext]:
         yield context
 
 
-@pytest.mark.parametrize("publications", [0, 3, 12, 23, 38])
+@pytest.mark.parametrize(
+    "publications",
+    [0, pytest.param(3, marks=pytest.mark.extended), 12, pytest.param(23, marks=pytest.mark.extended), 38],
+)
 def test_after_a_kill_the_job_continues(
     publications: int, original: Config, erased: Config, server: Any, tmp_path: Path
 ) -> None:

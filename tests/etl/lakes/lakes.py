@@ -96,16 +96,17 @@ def partition_of(root: str) -> Partition:
     return LakePaths(root).features("w1").partition("2026-01-01")
 
 
-def publish_in_a_process(root: str, generation: int, dies: str | None) -> int:
-    """Publishes files in a new process and returns its exit code. All rows have the value `generation`."""
-    process = multiprocessing.get_context("spawn").Process(target=_publish, args=(root, generation, dies))
+def publish_in_a_process(root: str, generation: int, dies: str) -> int:
+    """Publishes files in a new process, which dies at that moment, and returns its exit code."""
+    process = multiprocessing.get_context("spawn").Process(target=publish, args=(root, generation, dies))
     process.start()
     process.join(240)
     assert process.exitcode is not None
     return process.exitcode
 
 
-def _publish(root: str, generation: int, dies: str | None) -> None:
+def publish(root: str, generation: int, dies: str | None = None) -> None:
+    """Publishes files; all rows have the value `generation`. With `dies`, this process dies at that moment."""
     partition = partition_of(root)
     attempt = new_attempt(partition)
     names = [f"{attempt}/part-{index}.parquet" for index in range(FILES)]

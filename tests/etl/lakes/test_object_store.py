@@ -110,17 +110,17 @@ def test_an_object_that_is_replaced_is_read_again(spark: SparkSession, run: Run)
 @pytest.mark.parametrize("at", ["before the manifest", "within its upload", "after it"])
 def test_a_killed_writer_leaves_one_whole_partition(object_store: ObjectStore, at: str) -> None:
     root = f"{object_store.root}/killed/{at.replace(' ', '_')}"
-    assert lakes.publish_in_a_process(root, 1, None) == 0
+    lakes.publish(root, 1)
     assert lakes.read_generation(root) == 1
     assert lakes.publish_in_a_process(root, 2, at) == -signal.SIGKILL
     assert lakes.read_generation(root) == (2 if at == "after it" else 1)
-    assert lakes.publish_in_a_process(root, 3, None) == 0
+    lakes.publish(root, 3)
     assert lakes.read_generation(root) == 3
 
 
 def test_a_lost_data_file_is_noticed(object_store: ObjectStore) -> None:
     root = f"{object_store.root}/lost"
-    assert lakes.publish_in_a_process(root, 1, None) == 0
+    lakes.publish(root, 1)
     partition = lakes.partition_of(root)
     file_io.delete_file(partition.file(read_manifest(partition).files[0].path))
     with pytest.raises(FileNotFoundError):

@@ -25,6 +25,7 @@ from etl.raw.file_splits import FileSplit, read_blocks, split_files
 from etl.raw.files import find_raw, require_raw
 from etl.readers.base import open_table
 from jobs.reference.roads import starts_jvm
+from spark.workers import LocalWorkers
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest
@@ -148,10 +149,10 @@ def _write_shop(folder: Path, format_: str) -> tuple[dict[str, Any], Config]:
 def on_disk(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> tuple[str, dict[str, Any]]:
-    """The format of a log, and the rows of a job that reads it from a disk."""
+    """The format of a log, and the rows of a build that reads it from a disk."""
     folder = tmp_path_factory.mktemp("disk")
     _, config = _write_shop(folder, request.param)
-    _build(folder)
+    cases.run_build(LocalWorkers(2, small_shop.no_session), config, small_shop.RUN_DATE)
     return request.param, _rows(LakePaths(config.lake), config.data)
 
 

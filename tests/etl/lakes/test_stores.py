@@ -204,10 +204,10 @@ def _in_two_processes(work: Callable[..., None], root: str) -> list[Any]:
 @pytest.mark.parametrize("at", ["before the manifest", "within its upload", "after it"])
 def test_a_killed_writer_leaves_one_whole_partition(store: str, at: str) -> None:
     root = f"{store}/{at.replace(' ', '_')}"
-    assert lakes.publish_in_a_process(root, 1, None) == 0
+    lakes.publish(root, 1)
     assert lakes.publish_in_a_process(root, 2, at) == -signal.SIGKILL
     assert lakes.read_generation(root) == (2 if at == "after it" else 1)
-    assert lakes.publish_in_a_process(root, 3, None) == 0
+    lakes.publish(root, 3)
     assert lakes.read_generation(root) == 3
 
 

@@ -25,7 +25,7 @@ from storage.feature_spec import FLOAT32_MAX
 from tests.etl.ops import hashing, oracle
 from tests.etl.ops.learned import Table
 
-MANY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 ARROW: Mapping[Type, pa.DataType] = {
     "int": pa.int64(),
     "float": pa.float64(),

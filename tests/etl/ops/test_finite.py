@@ -67,7 +67,7 @@ def _computed(chain: FittedChain, columns: dict[str, list[float | None]]) -> lis
     return list(chain.compute(arrays, LocalTables({}), {"a": "float32"})["a"].to_pylist())
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(
     rows=st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=10),
     mean=st.floats(-(2.0**69), 2.0**69),

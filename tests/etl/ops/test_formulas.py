@@ -157,7 +157,7 @@ INTEGERS = st.none() | st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.none() | st.sampled_from([0.0, -0.0, 0.5]) | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(formula=FORMULA, rows=st.lists(st.tuples(INTEGERS, FLOATS), min_size=1, max_size=5))
 def test_any_formula_over_numbers_is_computed_alike(formula: str, rows: list[tuple[Any, Any]]) -> None:
     given_rows = [{"a": a, "b": b, "s": None, "t": None} for a, b in rows]

@@ -22,7 +22,7 @@ from tests.etl.ops import hashing
 from tests.etl.prepare.tables import FORMS, assert_same_rows, by_user, in_form, records, to_frame
 
 WITH_SPARK = settings(max_examples=4, deadline=None, derandomize=True, database=None)
-MANY = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 PER_POSITIVE, SEED = 3, 5
 CONFIG = Negatives(per_positive=PER_POSITIVE, seed=SEED)
 # Items are numbers, whose order differs from that of their texts.

@@ -30,7 +30,7 @@ from tests.etl import cases
 from tests.etl.prepare.tables import FORMS, assert_same_rows, by_user, in_form, records, to_frame
 
 WITH_SPARK = settings(max_examples=3, deadline=None, derandomize=True, database=None)
-MANY = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 PAIR = st.tuples(st.sampled_from(["u", "v", "é"]), st.sampled_from("abc"), st.integers(-2, 6))
 ROWS = st.lists(PAIR, min_size=1, max_size=30)
 SHOWN = st.lists(st.tuples(PAIR, st.integers(1, 4)), max_size=40)

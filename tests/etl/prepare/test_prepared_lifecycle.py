@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,28 @@ def build(config: Config, run_date: str, parent: str | None = None) -> BuildResu
         return cases.run_build(workers, config, run_date, parent)
     finally:
         assert [path.name for path in workers.folder.glob("nightrank-rows-*")] == []
+
+
+FirstBuild = Callable[[str, Path], tuple[Config, BuildResult]]
+
+
+@pytest.fixture(scope="module")
+def first_build(tmp_path_factory: pytest.TempPathFactory) -> FirstBuild:
+    """Returns a function that copies the log and the lake of a build of FIRST into a folder. Each case is built once."""
+    known: dict[str, tuple[Path, Config, BuildResult]] = {}
+
+    def copied(name: str, folder: Path) -> tuple[Config, BuildResult]:
+        if name not in known:
+            original = tmp_path_factory.mktemp("first")
+            config = _config(original, name)
+            known[name] = original, config, build(config, FIRST)
+        original, config, built = known[name]
+        for part in ("lake", "raw"):
+            shutil.copytree(original / part, folder / part)
+        paths = {"lake": str(folder / "lake"), "data": str(folder / "raw")}
+        return config.model_copy(update=paths), built
+
+    return copied
 
 
 def with_mode(config: Config, mode: str) -> Config:
@@ -115,10 +137,11 @@ def _in_order(table: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["fit", "apply", "extend"])
-def test_the_next_run_prepares_only_the_new_day(tmp_path: Path, mode: str) -> None:
-    config = _config(tmp_path, HISTORY_CASE)
-    first = build(config, FIRST)
+def test_the_next_run_prepares_only_the_new_day(first_build: FirstBuild, tmp_path: Path, mode: str) -> None:
+    config, first = first_build(HISTORY_CASE, tmp_path)
     before = files_of(config)
+    if mode != "fit":
+        shutil.copytree(config.lake, tmp_path / "fresh")
     second = build(with_mode(config, mode), SECOND, first.workflow.version)
     assert changed(before, files_of(config)) == {
         "prepared": [SECOND],
@@ -129,27 +152,26 @@ def test_the_next_run_prepares_only_the_new_day(tmp_path: Path, mode: str) -> No
     if mode == "fit":
         expected = build(with_mode(fresh, mode), SECOND)
     else:  # in one go, but after the same first run
-        again = build(fresh, FIRST)
         shutil.rmtree(tmp_path / "fresh/prepared")
         shutil.rmtree(tmp_path / "fresh/value_counts")
         shutil.rmtree(tmp_path / "fresh/last_clicks")
-        expected = build(with_mode(fresh, mode), SECOND, again.workflow.version)
+        expected = build(with_mode(fresh, mode), SECOND, first.workflow.version)
     assert second.workflow.version == expected.workflow.version
     require_equal(_tables(config, second, SECOND), _tables(fresh, expected, SECOND))
 
 
-def test_a_run_with_nothing_new_writes_no_file(tmp_path: Path) -> None:
-    config = _config(tmp_path, HISTORY_CASE)
-    first = build(config, FIRST)
+def test_a_run_with_nothing_new_writes_no_file(first_build: FirstBuild, tmp_path: Path) -> None:
+    config, first = first_build(HISTORY_CASE, tmp_path)
     before = files_of(config)
     build(with_mode(config, "apply"), FIRST, first.workflow.version)
     build(config, FIRST)
     assert files_of(config) == before
 
 
-def test_a_late_log_rebuilds_its_day_and_the_days_with_its_clicks(tmp_path: Path) -> None:
-    config = _config(tmp_path, HISTORY_CASE)
-    build(config, FIRST)
+def test_a_late_log_rebuilds_its_day_and_the_days_with_its_clicks(
+    first_build: FirstBuild, tmp_path: Path
+) -> None:
+    config, _ = first_build(HISTORY_CASE, tmp_path)
     second = build(config, SECOND)
     before = files_of(config)
     with (tmp_path / f"raw/{DAYS[2]}.csv").open("a", encoding="utf-8") as log:
@@ -169,9 +191,8 @@ def test_a_late_log_rebuilds_its_day_and_the_days_with_its_clicks(tmp_path: Path
     require_equal(_tables(config, again, SECOND), _tables(fresh, expected, SECOND))
 
 
-def test_a_late_log_without_histories_rebuilds_only_its_day(tmp_path: Path) -> None:
-    config = _config(tmp_path, "differences")
-    first = build(config, FIRST)
+def test_a_late_log_without_histories_rebuilds_only_its_day(first_build: FirstBuild, tmp_path: Path) -> None:
+    config, first = first_build("differences", tmp_path)
     before = files_of(config)
     with (tmp_path / f"raw/{DAYS[2]}.csv").open("a", encoding="utf-8") as log:
         log.write("1;5;item 3;1;40;a;1772510000\n")
@@ -184,9 +205,10 @@ def test_a_late_log_without_histories_rebuilds_only_its_day(tmp_path: Path) -> N
     assert second.dataset.changed_days == (DAYS[2],)
 
 
-def test_a_replaced_table_of_users_is_joined_with_all_days_of_a_new_workflow(tmp_path: Path) -> None:
-    config = _config(tmp_path, "differences")
-    build(config, FIRST)
+def test_a_replaced_table_of_users_is_joined_with_all_days_of_a_new_workflow(
+    first_build: FirstBuild, tmp_path: Path
+) -> None:
+    config, _ = first_build("differences", tmp_path)
     users = tmp_path / "raw/users.csv"
     users.write_text(users.read_text(encoding="utf-8").replace("Oslo", "Rome"), encoding="utf-8")
     other = with_other_features(config)
@@ -204,11 +226,10 @@ def _replace_table(config: Config, old: str, new: str) -> None:
 
 
 def test_a_daily_run_keeps_the_days_whose_features_are_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first_build: FirstBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table of users is replaced every day. Only the new day, which has no features, reads it."""
-    config = _config(tmp_path, HISTORY_CASE)
-    first = build(config, FIRST)
+    config, first = first_build(HISTORY_CASE, tmp_path)
     before, features = files_of(config), _tables(config, first, FIRST)
     _replace_table(config, "Oslo", "Rome")
     apply = with_mode(config, "auto")
@@ -234,10 +255,11 @@ def test_a_daily_run_keeps_the_days_whose_features_are_published(
     require_equal(_tables(config, fitted, SECOND), _tables(fresh, expected, SECOND))
 
 
-def test_features_are_computed_again_if_negatives_are_drawn_otherwise(tmp_path: Path) -> None:
+def test_features_are_computed_again_if_negatives_are_drawn_otherwise(
+    first_build: FirstBuild, tmp_path: Path
+) -> None:
     """Also if the workflow is only applied; those of an older release, which do not say it, stay."""
-    config = _config(tmp_path, HISTORY_CASE)
-    first = build(config, FIRST)
+    config, first = first_build(HISTORY_CASE, tmp_path)
     apply = with_mode(config, "apply")
     assert config.negatives is not None
     changes = {"negatives": config.negatives.model_copy(update={"per_positive": 2})}
@@ -261,9 +283,10 @@ def test_features_are_computed_again_if_negatives_are_drawn_otherwise(tmp_path: 
     }
 
 
-def test_a_day_without_features_gets_the_present_tables_in_a_daily_run(tmp_path: Path) -> None:
-    config = _config(tmp_path, "differences")
-    first = build(config, FIRST)
+def test_a_day_without_features_gets_the_present_tables_in_a_daily_run(
+    first_build: FirstBuild, tmp_path: Path
+) -> None:
+    config, first = first_build("differences", tmp_path)
     _replace_table(config, "Oslo", "Rome")
     features = LakePaths(config.lake).features(first.workflow.version)
     Path(features.partition(DAYS[3]).file("_MANIFEST.json")).unlink()
@@ -276,11 +299,10 @@ def test_a_day_without_features_gets_the_present_tables_in_a_daily_run(tmp_path:
 
 
 def test_a_later_job_encodes_rows_with_the_tables_of_build_features(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first_build: FirstBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """evaluate_model computes the champion's features of the test day, after the tables were replaced."""
-    config = _config(tmp_path, "differences")
-    built = build(config, FIRST)
+    config, built = first_build("differences", tmp_path)
     features = LakePaths(config.lake).features(built.workflow.version).partition(FIRST)
     expected = rows_of(features)
     Path(features.file("_MANIFEST.json")).unlink()
@@ -296,10 +318,9 @@ def test_a_later_job_encodes_rows_with_the_tables_of_build_features(
 
 
 def test_check_quality_keeps_the_days_that_the_daily_run_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first_build: FirstBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = _config(tmp_path, "differences")
-    first = build(config, FIRST)
+    config, first = first_build("differences", tmp_path)
     _replace_table(config, "Oslo", "Rome")
     before = files_of(config)
     champions = [(first.workflow.version, None), (None, None)]
@@ -326,9 +347,10 @@ def good_lines(path: Path, first_line: int = 0) -> dict[int, list[str]]:
 
 
 @pytest.mark.parametrize("name", [HISTORY_CASE, "groups", "without times", *BY_SPLIT])
-def test_every_good_row_is_once_in_prepared_rows_and_features(tmp_path: Path, name: str) -> None:
-    config = _config(tmp_path, name)
-    built = build(config, FIRST)
+def test_every_good_row_is_once_in_prepared_rows_and_features(
+    first_build: FirstBuild, tmp_path: Path, name: str
+) -> None:
+    config, built = first_build(name, tmp_path)
     divided = config.split.by != "day"
     lines = {day: sum(1 for _ in (tmp_path / f"raw/{day}.csv").open()) for day in DAYS}
     for dt in built.features:
@@ -365,19 +387,15 @@ def _ways(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
         monkeypatch.setattr(text, "FILE_SPLIT_BYTES", 1000)
     elif way == "many buckets":  # many more than the 30 users
         monkeypatch.setattr(TaskPasses, "_buckets", lambda *_: 128)
-    elif way == "one bucket":
-        monkeypatch.setattr(TaskPasses, "_buckets", lambda *_: 1)
 
 
 @pytest.mark.parametrize("name", [HISTORY_CASE, "differences", "groupby", *BY_SPLIT])
 @pytest.mark.parametrize("way", ["many file splits", "many buckets"])
 def test_tables_do_not_depend_on_file_splits_and_buckets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, way: str
+    first_build: FirstBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, way: str
 ) -> None:
-    config = _config(tmp_path, name)
-    with monkeypatch.context() as patch:
-        _ways(patch, "one bucket")
-        expected = _tables(config, build(config, FIRST), FIRST)
+    config, built = first_build(name, tmp_path)
+    expected = _tables(config, built, FIRST)
     _ways(monkeypatch, way)
     other = config.model_copy(update={"lake": str(tmp_path / "other")})
     require_equal(_tables(other, build(other, FIRST), FIRST), expected)
@@ -547,9 +565,10 @@ WITHOUT_USER_FEATURE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", [HISTORY_CASE, "differences", "groupby", *BY_SPLIT])
-def test_an_erased_user_is_in_no_prepared_file_and_stays_out(tmp_path: Path, name: str) -> None:
-    config = _config(tmp_path, name)
-    built = build(config, FIRST)
+def test_an_erased_user_is_in_no_prepared_file_and_stays_out(
+    first_build: FirstBuild, tmp_path: Path, name: str
+) -> None:
+    config, built = first_build(name, tmp_path)
     user = "7"
     days = [
         dt for dt in built.features if any(row["user_key"] == user for row in rows_of(prepared(config, dt)))
@@ -572,10 +591,11 @@ def test_an_erased_user_is_in_no_prepared_file_and_stays_out(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", [HISTORY_CASE, *BY_SPLIT])
-def test_an_erasure_counts_rows_of_the_log_and_no_drawn_negatives(tmp_path: Path, name: str) -> None:
+def test_an_erasure_counts_rows_of_the_log_and_no_drawn_negatives(
+    first_build: FirstBuild, tmp_path: Path, name: str
+) -> None:
     """The counts are those of a lake that has read the log without the user's rows from the beginning."""
-    config = _config(tmp_path, name)
-    built = build(config, FIRST)
+    config, built = first_build(name, tmp_path)
     user = "7"
     lost = {
         dt: sum(
@@ -671,10 +691,9 @@ def test_days_before_the_window_of_histories_are_deleted(tmp_path: Path) -> None
 
 
 def test_deleted_prepared_rows_are_made_again_only_for_new_features(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first_build: FirstBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = _config(tmp_path, HISTORY_CASE)
-    built = build(config, FIRST)
+    config, built = first_build(HISTORY_CASE, tmp_path)
     expected = {dt: rows_of(prepared(config, dt)) for dt in built.features}
     for folder in ("prepared", "_data/prepared"):
         shutil.rmtree(Path(config.lake) / folder)
@@ -692,9 +711,10 @@ def _must_not_run(*_: object) -> None:
     raise AssertionError("the log is read again")
 
 
-def test_without_prepared_rows_and_raw_log_the_error_names_the_day(tmp_path: Path) -> None:
-    config = _config(tmp_path, HISTORY_CASE)
-    build(config, FIRST)
+def test_without_prepared_rows_and_raw_log_the_error_names_the_day(
+    first_build: FirstBuild, tmp_path: Path
+) -> None:
+    config, _ = first_build(HISTORY_CASE, tmp_path)
     shutil.rmtree(Path(config.lake) / "prepared")
     (tmp_path / f"raw/{FIRST}.csv").unlink()
     with pytest.raises(DataError, match=f"no raw file at .*{FIRST}.csv"):

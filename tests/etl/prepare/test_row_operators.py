@@ -22,7 +22,7 @@ from tests.etl.ops.rows import DAYS, make_rows
 from tests.etl.prepare.tables import FORMS, assert_same_rows, by_user, in_form, records, to_frame
 
 WITH_SPARK = settings(max_examples=3, deadline=None, derandomize=True, database=None)
-MANY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 ENTRIES = [*FRAME_EXAMPLES["difference_lag"], *FRAME_EXAMPLES["groupby"]]
 _ARROW = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 

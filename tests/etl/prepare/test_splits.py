@@ -23,7 +23,7 @@ from tests.etl import oracle
 from tests.etl.prepare.tables import FORMS, assert_same_rows, by_user, in_form, records, to_frame
 
 WITH_SPARK = settings(max_examples=3, deadline=None, derandomize=True, database=None)
-MANY = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 LAST_OUT = SplitConfig(by="leave_last_out")
 FRACTION = SplitConfig(by="fraction", train=0.7, validation=0.2)
 ROW = st.tuples(st.sampled_from("uvwxyz"), st.integers(-3, 9), st.sampled_from([0.0, 1.0]))

@@ -24,7 +24,7 @@ from tests.etl import cases
 from tests.etl.prepare import oracle
 from tests.etl.prepare.tables import FORMS, by_user, in_form
 
-MANY = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 DAY = "2026-01-01"
 FLOATS = st.one_of(
     st.none(),

@@ -147,7 +147,7 @@ def test_drift_names_the_bin_that_moved_most() -> None:
     assert (drift.moved, drift.moved_train_share, drift.moved_day_share) == (NULL, 0.01, 0.4)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(FINITE, FINITE)
 def test_keys_are_in_the_order_of_numbers_and_bounds_hold_them(a: float, b: float) -> None:
     (key_a, key_b) = bin_keys(np.array([a, b])).tolist()

@@ -39,7 +39,7 @@ def _summary(cells: list[Any], kind: Kind) -> ColumnSummary:
     return summarise(texts.cast(pa.string()), pa.array(list(counted.values()), pa.int64()), kind)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @pytest.mark.parametrize("kind", ["int", "float", "string"])
 @given(data=st.data())
 def test_a_summary_is_what_plain_python_counts(kind: Kind, data: st.DataObject) -> None:
@@ -68,7 +68,7 @@ def test_a_summary_is_what_plain_python_counts(kind: Kind, data: st.DataObject) 
             assert len(inside) == count
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @pytest.mark.parametrize("kind", ["int", "float", "string"])
 @given(data=st.data())
 def test_parts_add_up_to_the_whole_in_any_order(kind: Kind, data: st.DataObject) -> None:

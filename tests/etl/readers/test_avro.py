@@ -97,7 +97,7 @@ def expected(name: str, value: Any) -> Any:
     return float(value) if isinstance(value, Decimal) else value
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(
     records=RECORDS,
     codec=st.sampled_from(CODECS),

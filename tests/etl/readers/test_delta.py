@@ -104,7 +104,7 @@ def read_rows(path: str) -> list[tuple[Any, ...]]:
     return in_order(pd.DataFrame(read_all(opened(DeltaReader, table, paths), table.names).columns))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
 @given(first=ROWS, commits=COMMITS, by=st.sampled_from([[], ["day"], ["day", "name"]]))
 @example(  # delta-rs writes types of Arrow that pyarrow 14 does not have
     first=[(0, "a", None, DAYS[0]), (1, "b", 0.5, DAYS[0])], commits=[("delete", [(1, "", 0.0, "")])], by=[]

@@ -343,7 +343,7 @@ def _mutated(line: bytes, place: int, byte: int) -> bytes:
     return line[:place] + bytes([byte]) + line[place + 1 :]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.errors import EXIT_OK
-from storage.paths import LakePaths
 from tests.etl import cases
-from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build, tables
+from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build_here
 
 pytestmark = pytest.mark.processes
 
@@ -76,9 +74,7 @@ def built(folder: Path, kind: str, broken: str = "") -> dict[str, Any]:
         path.parent.mkdir(parents=True)
         text = as_csv(rows_of(seed)) if kind == "csv" else as_json_lines(rows_of(seed))
         path.write_text(text + broken, encoding="utf-8")
-    run = build(folder)
-    assert run.returncode == EXIT_OK, run.stderr[-2000:]
-    return tables(LakePaths(config.lake))
+    return build_here(config)
 
 
 def test_the_tables_are_those_of_csv(tmp_path: Path) -> None:

@@ -12,11 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from conf.errors import EXIT_OK
-from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.readers.test_orc_days import LOG, rows_of
-from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build, tables
+from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build_here
 
 AVRO = {"int64": "long", "double": "double", "string": "string"}
 
@@ -51,9 +49,7 @@ def built(folder: Path, kind: str) -> dict[str, Any]:
     (folder / "raw").mkdir()
     for seed, day in enumerate(DAYS):
         write(kind, folder / "raw", day, rows_of(seed))
-    run = build(folder)
-    assert run.returncode == EXIT_OK, run.stderr[-2000:]
-    return tables(LakePaths(config.lake))
+    return build_here(config)
 
 
 @pytest.fixture(scope="module")

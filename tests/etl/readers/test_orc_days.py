@@ -13,14 +13,13 @@ import pytest
 from pyarrow import orc
 from pyspark.sql import SparkSession
 
-from conf.errors import EXIT_OK
 from etl.passes import passes_of
 from etl.raw.files import find_raw
 from etl.workflow.feature_plan import plan_of
 from spark.choose_workers import SparkWorkers
 from storage.paths import LakePaths
 from tests.etl import cases
-from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build, tables
+from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build_here
 
 COLUMNS: list[dict[str, Any]] = [
     {"name": "label", "type": "int"},
@@ -60,9 +59,7 @@ def built(folder: Path, kind: str) -> dict[str, Any]:
             orc.write_table(rows_of(seed), str(path))
         else:
             pq.write_table(rows_of(seed), path)
-    run = build(folder)
-    assert run.returncode == EXIT_OK, run.stderr[-2000:]
-    return tables(LakePaths(config.lake))
+    return build_here(config)
 
 
 @pytest.mark.processes

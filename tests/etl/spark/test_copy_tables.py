@@ -90,9 +90,11 @@ class Shop:
 
     def fill(self, day: str, seed: int, rows: int = 80) -> None:
         """Replaces the rows of a day of the partitioned table `clicks`."""
-        self.view("new_rows", rows_of(day, seed, rows))
         self.sql(f"ALTER TABLE {{}}.clicks DROP IF EXISTS PARTITION (dt = '{day}')")
-        self.sql(f"INSERT INTO {{}}.clicks PARTITION (dt = '{day}') SELECT * FROM new_rows")
+        path = self.folder / f"warehouse/clicks/dt={day}/part-{seed}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows_of(day, seed, rows), path)
+        self.sql(f"ALTER TABLE {{}}.clicks ADD PARTITION (dt = '{day}')")
 
     def sql(self, text: str) -> Any:
         return self.spark.sql(text.format(self.name))
@@ -126,7 +128,6 @@ def shop(spark: SparkSession, tmp_path: Path) -> Iterator[Shop]:
     spark.sql(f"DROP DATABASE IF EXISTS {name} CASCADE")
     spark.sql(f"CREATE DATABASE {name} LOCATION '{tmp_path / 'warehouse'}'")
     shop = Shop(spark, tmp_path, name)
-    shop.view("new_rows", rows_of(DAYS[0], 0))
     shop.sql(
         "CREATE TABLE {}.clicks (label LONG, at TIMESTAMP, I1 DOUBLE, visits LONG, user STRING, item STRING, "
         "C1 STRING, dt STRING) USING parquet PARTITIONED BY (dt)"
@@ -139,9 +140,10 @@ def shop(spark: SparkSession, tmp_path: Path) -> Iterator[Shop]:
         spark.catalog.dropTempView(view.viewName)
 
 
-def expected_tables(shop: Shop) -> dict[str, Any]:
-    folder = shop.folder / "plain"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The tables that are built from Parquet files with the rows of `clicks`."""
+    folder = tmp_path_factory.mktemp("plain")
     config = cases.write_config(folder, GROUPS, {"log": {**LOG, "format": "parquet"}})
     for seed, day in enumerate(DAYS):
         path = folder / f"raw/dt={day}/clicks.parquet"
@@ -152,8 +154,7 @@ def expected_tables(shop: Shop) -> dict[str, Any]:
 
 
 @pytest.mark.processes
-def test_features_are_those_of_a_parquet_log(shop: Shop) -> None:
-    expected = expected_tables(shop)
+def test_features_are_those_of_a_parquet_log(shop: Shop, expected: dict[str, Any]) -> None:
     config = shop.config("{}.clicks/dt={date}")
     mine = shop.build(config)
     for day in DAYS:
@@ -169,8 +170,7 @@ def test_features_are_those_of_a_parquet_log(shop: Shop) -> None:
 
 
 @pytest.mark.processes
-def test_views_and_tables_for_each_day(shop: Shop) -> None:
-    expected = expected_tables(shop)
+def test_views_and_tables_for_each_day(shop: Shop, expected: dict[str, Any]) -> None:
     columns = "CAST(label = 1 AS INT) AS label, at, I1, visits + 0 AS visits, user, lower(item) AS item, C1"
     shop.sql(f"CREATE VIEW {{}}.clicks_of_shop AS SELECT {columns} FROM {shop.name}.clicks")
     day_of_view = shop.build(shop.config("{}.clicks_of_shop/at={date}"))

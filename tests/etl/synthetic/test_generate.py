@@ -114,7 +114,7 @@ def test_facts_match_what_a_reader_counts(spark: SparkSession, tmp_path: Path, n
 
 def test_the_best_auc_of_default_days_is_exact_and_in_range(spark: SparkSession, tmp_path: Path) -> None:
     """The probability, computed again from the written columns, has the AUC of the manifest."""
-    config = _config(tmp_path)
+    config = _config(tmp_path, "generate.rows_per_day=20000")
     dates = ["2026-01-07", "2026-01-08"]
     _generate(spark, config, dates)
     known: dict[str, set[int]] = {}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from etl.workflow.feature_plan import plan_of
 from storage.feature_spec import Feature, FeatureSpec
 from storage.file_digests import split_name
 from tests.etl import cases
+from tests.processes import fork_server
 
 Attempt = Callable[[], list[str]]  # returns the paths of its files
 
@@ -86,6 +86,12 @@ def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Attempt:
     )
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    with fork_server(__name__) as context:
+        yield context
+
+
 def _die_in(attempt: Attempt) -> None:
     """Runs the attempt and kills this process when the first rows of a file are written."""
     write = pq.ParquetWriter.write_table
@@ -98,18 +104,20 @@ def _die_in(attempt: Attempt) -> None:
     attempt()
 
 
-def test_a_killed_late_attempt_leaves_the_returned_file(attempt: Attempt) -> None:
+def test_a_killed_late_attempt_leaves_the_returned_file(attempt: Attempt, server: Any) -> None:
     """Spark kills the slower of two speculative attempts."""
     returned = {path: Path(path).read_bytes() for path in attempt()}
-    process = multiprocessing.get_context("spawn").Process(target=_die_in, args=(attempt,))
+    process = server.Process(target=_die_in, args=(attempt,))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert {path: Path(path).read_bytes() for path in returned} == returned
 
 
-def test_the_files_of_a_killed_first_attempt_are_not_returned_by_the_next(attempt: Attempt) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_die_in, args=(attempt,))
+def test_the_files_of_a_killed_first_attempt_are_not_returned_by_the_next(
+    attempt: Attempt, server: Any
+) -> None:
+    process = server.Process(target=_die_in, args=(attempt,))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL

@@ -43,7 +43,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "FILE_SPLIT_BYTES", 2 * BLOCK_BYTES)
 
 
-def _workers(monkeypatch: pytest.MonkeyPatch, parallelism: int) -> LocalWorkers:
+def workers_in_this_process(monkeypatch: pytest.MonkeyPatch, parallelism: int) -> LocalWorkers:
+    """Workers whose tasks see what a test has replaced."""
     workers = _Inline(parallelism, _no_session)
     monkeypatch.setenv(LOCAL_FOLDERS, str(workers.folder))
     return workers
@@ -98,13 +99,17 @@ def test_blocks_are_parsed_once_and_row_groups_are_those_of_one_task(
     monkeypatch.setattr(file_splits, "_decompressed", note)
     small_groups = {**CUT, "output": {"row_group_rows": 50}}
     (tmp_path / "saved").mkdir()
-    tables, lake, version = _build(tmp_path / "saved", _workers(monkeypatch, threads), small_groups)
+    tables, lake, version = _build(
+        tmp_path / "saved", workers_in_this_process(monkeypatch, threads), small_groups
+    )
     assert len(opened) == 1, "the file is decompressed once"
     assert len(list((tmp_path / "saved").rglob("features/**/part-*.parquet"))) >= 6, "tasks encode the blocks"
 
     monkeypatch.setattr("etl.text.two_passes.saved_runs", _one_run)
     (tmp_path / "read").mkdir()
-    again, other_lake, other_version = _build(tmp_path / "read", _workers(monkeypatch, 1), small_groups)
+    again, other_lake, other_version = _build(
+        tmp_path / "read", workers_in_this_process(monkeypatch, 1), small_groups
+    )
     assert len(opened) > 2
     for name, table in tables.items():
         if name not in ("members", "quality", "quarantine"):
@@ -117,10 +122,10 @@ def test_a_cut_block_that_was_not_saved_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "saved").mkdir()
-    tables, _, _ = _build(tmp_path / "saved", _workers(monkeypatch, 2), CUT)
+    tables, _, _ = _build(tmp_path / "saved", workers_in_this_process(monkeypatch, 2), CUT)
     monkeypatch.setattr("etl.text.parse_block.save", lambda *_: False)
     (tmp_path / "lost").mkdir()
-    again, _, _ = _build(tmp_path / "lost", _workers(monkeypatch, 2), CUT)
+    again, _, _ = _build(tmp_path / "lost", workers_in_this_process(monkeypatch, 2), CUT)
     for row in [*tables["quarantine"], *again["quarantine"]]:
         row.pop("source_file")
     assert tables == again

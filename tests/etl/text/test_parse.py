@@ -47,7 +47,7 @@ FIELD = st.one_of(
     st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=["Cs"]), max_size=4),
 )
 ROWS = st.lists(st.lists(FIELD, min_size=11, max_size=14), min_size=1, max_size=25)
-MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
 @pytest.fixture(scope="module")

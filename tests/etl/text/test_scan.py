@@ -16,7 +16,7 @@ from etl.native.scan import Scanned, merge_dictionaries, scan
 from etl.raw.text_values import split_fields
 from tests.etl.raw_oracle import csv_fields
 
-MANY = settings(max_examples=400, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
 # Lengths around 8 bytes, because longer values are hashed; zero bytes; invalid UTF-8 and its limits.
 FIELD = st.one_of(
@@ -154,7 +154,7 @@ TEXTS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=4), st.integers(0, 3))
 def test_dictionaries_are_merged_and_their_values_counted(
     parts: list[list[str | None]], skipped: int
