@@ -321,7 +321,7 @@ def test_a_rerun_changes_nothing_and_another_layout_replaces_the_files(
 
 
 @pytest.mark.parametrize(
-    "layout, message", [("places", "180 records.* have 185"), ("users", "36 records.* need 37")]
+    "layout, message", [("places", "180 records.* have 185"), ("users", "36 records.* have 37")]
 )
 def test_lost_users_are_noticed_before_the_manifest_is_replaced(
     runs: PublishedRuns, tmp_path: Path, layout: str, message: str
