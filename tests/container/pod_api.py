@@ -108,7 +108,7 @@ class PodApi:
         return name
 
     def events(self, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yields the changes of objects from now on, and an empty mapping if nothing changes for a while."""
+        """Yields the changes of objects from now on."""
         place = len(self._events)
         while not self._closed:
             with self._changed:
@@ -116,8 +116,6 @@ class PodApi:
                     self._changed.wait(timeout=2)
             new = self._events[place:]
             place += len(new)
-            if not new:
-                yield {}
             for kind, change, value in new:
                 if kind == resource and _is_chosen(value, query):
                     yield {"type": change, "object": value}
@@ -311,7 +309,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         try:
             for event in self.api.events(resource, query):
-                line = json.dumps(event).encode() + b"\n" if event else b"\n"
+                line = json.dumps(event).encode() + b"\n"
                 self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
                 self.wfile.flush()
         except OSError:  # the client has ended the watch

@@ -29,7 +29,7 @@ from jobs import nightly
 from setup import java_home
 from setup.install import ROOT
 from spark.profile import read_properties
-from tests.cluster.chain import CONFIG, FIRST, LOG, RUN_DATE, lists
+from tests.cluster.chain import CONFIG, RUN_DATE
 from tests.container.kubernetes_schemas import (
     RELEASES,
     api_description,
@@ -43,7 +43,7 @@ from tests.container.pod_api import DRIVER, NAMESPACE, PodApi, pod_api
 from tests.container.test_chart import CHART, EXAMPLES, VERBS
 from tests.etl.lakes.servers import QUICK_JAVA, Unavailable, missing
 from tests.plans.test_profiles import rejected_by_spark
-from tests.processes import environment, wait_for
+from tests.processes import wait_for
 
 pytestmark = [pytest.mark.large, pytest.mark.processes, pytest.mark.timeout(1800)]
 
@@ -400,26 +400,41 @@ def test_secrets_are_references(checker: Checker) -> None:
     assert {"/etc/spark-secret", "/etc/shop-database"} <= mounts
 
 
+# What the driver of the test does. Before the second query, its executor is killed.
+APPLICATION = """
+import os, time
+from pyspark.sql import SparkSession
+
+session = SparkSession.builder.getOrCreate()
+context = session.sparkContext
+total = session.range(1000).repartition(4).selectExpr("sum(id)").first()[0]
+open(os.environ["FIRST_QUERY"], "w").close()
+while not os.path.exists(os.environ["EXECUTOR_KILLED"]):
+    time.sleep(0.1)
+doubled = context.parallelize(range(8), 4).map(lambda number: 2 * number).sum()
+[secret] = context.parallelize([0], 1).map(lambda _: os.environ["OF_A_SECRET"]).collect()
+print("RESULT", context.getConf().get("spark.driver.host"), total, doubled, secret)
+session.stop()
+"""
+
+
 @dataclass(frozen=True)
 class Run:
-    """What a run of the CronJob `retrain` did."""
+    """What a driver of Spark did with the profile `cpu` of the chart."""
 
     api: PodApi
     exit_code: int
     printed: str
-    lake: Path
-    killed: list[str]
 
 
 def small_values(api_url: str) -> dict[str, Any]:
-    """Values for executors on this machine."""
+    """Values for an executor on this machine."""
     quick = " ".join(QUICK_JAVA)
     return {
         "spark": {
             "master": f"k8s://{api_url}",
             "properties": {
                 "spark.executor.cores": "1",
-                "spark.task.cpus": "1",
                 "spark.executor.memory": "512m",
                 "spark.executor.memoryOverhead": "1g",
                 "spark.driver.memory": "1g",
@@ -427,107 +442,86 @@ def small_values(api_url: str) -> dict[str, Any]:
                 "spark.executor.extraJavaOptions": quick,
                 "spark.sql.shuffle.partitions": "4",
                 "spark.buffer.pageSize": "2m",
-                "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             },
         },
-        "executors": {"count": 2, "scratch": {"storageClass": "local-nvme", "size": "1Gi"}},
+        "executors": {"count": 1, "scratch": {"storageClass": "local-nvme", "size": "1Gi"}},
         "secrets": {
             "spark": {"name": "spark-secret"},
             "environment": {"OF_A_SECRET": {"secret": "some-secret", "key": "a", "executors": True}},
         },
-        "retrain": {"schedule": "0 12 * * 0"},
-        "set": list(LOG),
     }
 
 
 @pytest.fixture(scope="module")
 def run(checker: Checker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs the container of the CronJob `retrain`. While it builds features, an executor is killed."""
+    """Submits an application in client mode, as the pod of a CronJob does. Its executor is killed once."""
     folder = tmp_path_factory.mktemp("run")
-    home, lake, scratch = folder / "home", folder / "lake", folder / "scratch"
-    (home / "conf").mkdir(parents=True)
-    for path in (ROOT / "conf").iterdir():
-        (home / "conf" / path.name).symlink_to(path)
-    (home / "jobs").symlink_to(ROOT / "jobs")
-    (home / "conf/site").mkdir()
-    (folder / "secret").mkdir()
+    for name in ("bin", "secret"):
+        (folder / name).mkdir()
     (folder / "secret/secret").write_text("of this test " * 4)
-    programs = folder / "bin"
-    programs.mkdir()
-    (programs / "tini").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
-    (programs / "tini").chmod(0o755)
+    (folder / "bin/tini").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    (folder / "bin/tini").chmod(0o755)
+    (folder / "application.py").write_text(APPLICATION)
     java = java_home.find()
     assert java is not None
-    path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {
-        "PATH": path,
+        "PATH": f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "JAVA_HOME": str(java),
         "SPARK_HOME": str(Path(pyspark.__file__).parent),
-        "SPARK_LOCAL_DIRS": str(scratch),
+        "SPARK_LOCAL_DIRS": str(folder / "scratch"),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "HOME": str(Path.home()),
         "PYTHONPATH": str(ROOT),
     }
-    generated = [f"--set={value}" for value in (*LOG, f"lake={lake}")]
-    command = [sys.executable, "jobs/generate_clicks.py", "--config", CONFIG, "--run-date", FIRST]
-    subprocess.run([*command, *generated], cwd=ROOT, env=environment(), check=True, capture_output=True)
-
-    # The rules do not depend on the address of the API, which is not known before.
+    marks = {name: folder / name for name in ("FIRST_QUERY", "EXECUTOR_KILLED")}
     values = folder / "values.yaml"
+    # The rules of the Role do not depend on the address of the API, which is not known before.
     values.write_text(json.dumps(small_values("http://127.0.0.1:1")))
     rules = objects(checker.render("--values", str(values)))["Role", "shop-nightrank-driver"]["rules"]
     with pod_api(rules, ROOT / "container/entrypoint.sh", variables, folder) as api:
         values.write_text(json.dumps(small_values(api.url)))
-        text = checker.render("--values", str(values))
-        for there, here in (
-            (SITE, home / "conf/site"),
-            ("/opt/nightrank/environment/bin/python", sys.executable),
-            ("/etc/spark-secret", folder / "secret"),
-            ("lake=/lake", f"lake={lake}"),
-        ):
-            assert there in text
-            text = text.replace(there, str(here))
-        for name, content in site(text).items():
-            (home / "conf/site" / name).write_text(content)
-        job = objects(text)["CronJob", "shop-nightrank-retrain"]["spec"]["jobTemplate"]["spec"]
-        (container,) = job["template"]["spec"]["containers"]
-        of_pod = {"POD_IP": "127.0.0.1", "POD_NAME": DRIVER, "TIME_ZONE": "Etc/UTC", "RUN_DATE": RUN_DATE}
-        killed: list[str] = []
+        for name, content in site(checker.render("--values", str(values))).items():
+            for there, here in (
+                (SITE, folder),
+                ("/opt/nightrank/environment/bin/python", sys.executable),
+                ("/etc/spark-secret", folder / "secret"),
+            ):
+                content = content.replace(there, str(here))
+            (folder / name).write_text(content)
 
         def kill() -> None:
-            wait_for("two executors", lambda: len(api.processes) == 2, 120)
-            killed.append(api.kill_a_pod())
+            wait_for("the first query", marks["FIRST_QUERY"].exists, 240)
+            api.kill_a_pod()
+            marks["EXECUTOR_KILLED"].touch()
 
         Thread(target=kill, daemon=True).start()
+        of_pod = {"POD_IP": "127.0.0.1", "POD_NAME": DRIVER}
+        submit = Path(sys.executable).parent / "spark-submit"
         done = subprocess.run(
-            container["args"],
-            cwd=home,
-            env={**os.environ, **variables, **of_pod},
+            [submit, "--properties-file", folder / "cpu.conf", folder / "application.py"],
+            env={**os.environ, **variables, **of_pod, **{name: str(path) for name, path in marks.items()}},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            timeout=600,
             check=False,
         )
-        logs = "".join(path.read_text()[-3000:] for path in sorted(lake.glob("logs/dt=*/*.log")))
-        yield Run(api, done.returncode, done.stdout + ("" if done.returncode == 0 else logs), lake, killed)
+        yield Run(api, done.returncode, done.stdout)
 
 
-def test_a_cronjob_trains_and_makes_lists_with_executors_in_pods(run: Run) -> None:
+def test_spark_starts_executors_in_pods_and_replaces_a_lost_one(run: Run) -> None:
     assert run.exit_code == 0, run.printed[-8000:]
-    assert len(lists(run.lake)) > 1000
-    assert len(run.killed) == 1
-    created = [body for body in run.api.created if body["kind"] == "Pod"]
-    assert (
-        len(created) > 2 * 4
-    )  # two for each of the jobs that start executors, and one in place of the killed one
+    assert "RESULT 127.0.0.1 499500 56 of-some-secret" in run.printed
+    assert "Lost executor 1" in run.printed
+    kinds = [body["kind"] for body in run.api.created]
+    assert kinds.count("Pod") >= 2
 
 
 def test_the_driver_requests_exactly_what_its_role_allows(run: Run) -> None:
     assert run.exit_code == 0, run.printed[-8000:]
     assert run.api.denied == set()
-    wanted = {(resource, verb) for resource, verbs in VERBS.items() for verb in verbs}
-    assert run.api.rights == wanted
-    assert wanted - run.api.requests == set()
+    assert run.api.rights == {(resource, verb) for resource, verbs in VERBS.items() for verb in verbs}
+    assert run.api.rights - run.api.requests == set()
 
 
 def test_pods_that_spark_makes_of_the_template_are_valid_and_restricted(

@@ -113,7 +113,10 @@ ${env:NAME} by the variable NAME of the driver.
 {{- end -}}
 {{- if $values.secrets.spark.name -}}
 {{- $_ := set $settings (printf "spark.kubernetes.executor.secrets.%s" $values.secrets.spark.name) "/etc/spark-secret" -}}
-{{- $_ := set $settings "spark.authenticate.secret.file" (printf "/etc/spark-secret/%s" $values.secrets.spark.key) -}}
+{{- $file := printf "/etc/spark-secret/%s" $values.secrets.spark.key -}}
+{{- $_ := set $settings "spark.authenticate.secret.file" $file -}}
+{{- /* container/entrypoint.sh reads this variable. */ -}}
+{{- $_ := set $settings "spark.executorEnv.SPARK_SECRET_FILE" $file -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $settings -}}
