@@ -186,7 +186,7 @@ def test_a_wrong_field_and_a_wrong_value_are_refused(checker: Checker, tmp_path:
         ),
         (["--set", "set={lake=/elsewhere}"], "set lake.address or lake.claim instead"),
         (
-            ["--set", r"spark.properties.spark\.executor\.instances=3"],
+            ["--set-string", r"spark.properties.spark\.executor\.instances=3"],
             "spark.properties contains spark.executor.instances, which the chart sets from other values",
         ),
         (["--set", "executors.count=0"], "at '/executors/count': minimum: got 0, want 1"),
