@@ -9,6 +9,12 @@ driver)
     set -- spark-submit --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS" --deploy-mode client "$@"
     ;;
 executor)
+    # The driver takes the base64 of this file as the authentication secret. An executor of Spark 3.5 does not read the file before it
+    # has connected to the driver, but it reads this variable.
+    if [ -n "${SPARK_SECRET_FILE:-}" ]; then
+        _SPARK_AUTH_SECRET=$(base64 --wrap=0 "$SPARK_SECRET_FILE")
+        export _SPARK_AUTH_SECRET
+    fi
     # Java options: SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1, and so on, in the order of their numbers.
     options=()
     number=0

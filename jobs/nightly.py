@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from conf.errors import EXIT_OK, ConfigError, InfrastructureError, NightrankError
-from jobs.chain.launchers import Interruptions, Submission, add_isolate, launcher_of
+from jobs.chain.launchers import Interruptions, Submission, add_isolate, add_job_profile, launcher_of
 from jobs.command_line import add_wait, job_parser, report_failure
 from reporting.terminal import StageProgress
 from spark.profile import DEFAULT_PROFILE
@@ -39,7 +39,7 @@ _MODULE, _TO_CORRECT = "setup.doctor", 1
 
 
 def check_node(submission: Submission) -> None:
-    """Prints the results of the checks of this machine, the profile and the lake.
+    """Prints the results of the checks of this machine, the profiles and the lake.
 
     Raises:
         ConfigError: the checks are not installed here, or do not accept the arguments.
@@ -50,23 +50,25 @@ def check_node(submission: Submission) -> None:
             f"--check-node: {_ROOT} has no folder setup/doctor",
             "run the job from a checkout, from the archive of `make dist` or in the image",
         )
-    arguments = ["--profile", submission.properties, "--config", submission.config]
+    options = ["--config", submission.config]
     for override in submission.overrides:
-        arguments += ["--set", override]
+        options += ["--set", override]
     # With this path, Python finds the module from any current folder.
     paths = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", _MODULE, *arguments]
     environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(command, stdout=sys.stderr, check=False, env=environment)
-    if done.returncode == _TO_CORRECT:
-        raise InfrastructureError(
-            f"this machine cannot run the jobs of {submission.profile}",
-            "make the corrections in the lines with FIX, or run without --check-node",
-        )
-    if done.returncode:
-        raise ConfigError(
-            f"--check-node: the checks ended with exit code {done.returncode}", "correct what they printed"
-        )
+    for profile in submission.all_properties:
+        command = [sys.executable, "-m", _MODULE, "--profile", profile, *options]
+        done = subprocess.run(command, stdout=sys.stderr, check=False, env=environment)
+        if done.returncode == _TO_CORRECT:
+            raise InfrastructureError(
+                f"this machine cannot run the jobs of {profile}",
+                "make the corrections in the lines with FIX, or run without --check-node",
+            )
+        if done.returncode:
+            raise ConfigError(
+                f"--check-node: the checks ended with exit code {done.returncode}",
+                "correct what they printed",
+            )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,7 +76,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     start = time.monotonic()
     overrides = tuple(arguments.overrides)
-    submission = Submission(arguments.profile, arguments.config, overrides, arguments.future, arguments.wait)
+    submission = Submission(
+        arguments.profile,
+        arguments.config,
+        overrides,
+        arguments.future,
+        arguments.wait,
+        dict(arguments.job_profiles),
+    )
     try:
         launcher = launcher_of(submission, isolate=arguments.isolate)
         if arguments.check_node:
@@ -103,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CONF",
         help="Spark properties file (default: %(default)s)",
     )
+    add_job_profile(parser)
     parser.add_argument(
         "--retrain",
         action="store_true",

@@ -6,6 +6,7 @@ nightrank-<version>/
                                            --archives, or to unpack on each node
     nightrank.cdx.json                     the bill of materials of the environment (setup/sbom.py)
     jobs/ conf/ airflow_dags/              the jobs, their settings and the DAGs
+    container/chart/                       the Helm chart
     requirements/jars.lock                 the jars for GPUs, object stores and PostgreSQL, with their SHA-256
     setup/env.sh docs/clusters.md …        the environment variables; documents
 """
@@ -30,6 +31,7 @@ BUILD = ROOT / "build"
 CONTENTS = (
     "jobs",
     "conf",
+    "container/chart",
     "requirements/jars.lock",
     "setup/__init__.py",
     "setup/env.sh",

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,10 +81,11 @@ def log_error(path: str | Path, error: OSError) -> InfrastructureError:
 
 @dataclass(frozen=True)
 class Submission:
-    """The settings that all stages of a run share: Spark's properties file, configuration, `--set` values.
+    """The settings that the stages of a run share: Spark's properties file, configuration, `--set` values.
 
     If `future` is true, run dates may be later than tomorrow (--future). Each stage waits up to `wait_s`
-    seconds if another process runs its job for the same date (--wait).
+    seconds if another process runs its job for the same date (--wait). `job_profiles` maps a job to its own
+    properties file (--job-profile).
     """
 
     profile: str
@@ -92,6 +93,7 @@ class Submission:
     overrides: tuple[str, ...] = ()
     future: bool = False
     wait_s: float = 0.0
+    job_profiles: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, stage: Stage) -> list[str]:
         """Returns the spark-submit command line of a stage.
@@ -102,8 +104,8 @@ class Submission:
         """
         self.require_profile(submits=True)
         require_java()
-        job = str(JOBS / f"{stage.job}.py")
-        return [str(spark_submit()), "--properties-file", self.properties, job, *self.arguments(stage)]
+        job, properties = str(JOBS / f"{stage.job}.py"), self.properties_of(stage.job)
+        return [str(spark_submit()), "--properties-file", properties, job, *self.arguments(stage)]
 
     def arguments(self, stage: Stage) -> list[str]:
         """Returns the arguments of a stage's job."""
@@ -119,13 +121,23 @@ class Submission:
         """Returns the path of the properties file. Raises ConfigError if it does not exist."""
         return find_profile(self.profile)
 
+    def properties_of(self, job: str) -> str:
+        """Returns the path of the properties file of a job. Raises ConfigError if it does not exist."""
+        return find_profile(self.job_profiles.get(job, self.profile))
+
+    @property
+    def all_properties(self) -> list[str]:
+        """Returns the paths of all properties files. Raises ConfigError if one of them does not exist."""
+        return [find_profile(name) for name in dict.fromkeys([self.profile, *self.job_profiles.values()])]
+
     def require_profile(self, *, submits: bool) -> None:
-        """Raises ConfigError if the properties file, or a file that it names, does not exist.
+        """Raises ConfigError if a properties file, or a file that it names, does not exist.
 
         Args:
             submits: whether spark-submit will start the stages.
         """
-        require_files(read_properties(Path(self.properties)), self.properties, submits=submits)
+        for path in self.all_properties:
+            require_files(read_properties(Path(path)), path, submits=submits)
 
 
 @dataclass(frozen=True)
@@ -298,8 +310,61 @@ def launcher_of(submission: Submission, *, isolate: bool) -> Launcher:
     Args:
         submission: the settings that all stages share.
         isolate: whether each stage always has a separate spark-submit process.
+
+    Raises:
+        ConfigError: a job has a properties file of its own, but all stages would run in one application.
     """
-    return SparkSubmits(submission) if isolate or not _is_local(submission) else Application(submission)
+    if isolate or not _is_local(submission):
+        return SparkSubmits(submission)
+    for job, profile in submission.job_profiles.items():
+        raise ConfigError(
+            f"--job-profile {job}={profile} has no effect: the master of {submission.profile} is local, so "
+            "all stages run in one Spark application",
+            "leave --job-profile out, or add --isolate",
+        )
+    return Application(submission)
+
+
+# The jobs that a run can have as stages (`RunPlan` in steps.py chooses them).
+STAGE_JOBS = (
+    "build_features",
+    "train_model",
+    "train_retriever",
+    "evaluate_model",
+    "refit_model",
+    "learn_blend",
+    "build_candidates",
+    "score_daily",
+    "score_rows",
+    "deliver_recommendations",
+    "measure_recommendations",
+    "report",
+)
+
+
+def add_job_profile(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --job-profile: the Spark properties file of one job."""
+    parser.add_argument(
+        "--job-profile",
+        action="append",
+        default=[],
+        type=_job_profile,
+        metavar="JOB=CONF",
+        dest="job_profiles",
+        help="Spark properties file for one job instead of --profile, such as train_model=train.conf; may be "
+        "given several times. It needs a cluster or --isolate",
+    )
+
+
+def _job_profile(text: str) -> tuple[str, str]:
+    """Parses JOB=CONF. The job must be one that a run can have."""
+    job, _, profile = text.partition("=")
+    if job not in STAGE_JOBS or not profile:
+        known = ", ".join(STAGE_JOBS)
+        raise argparse.ArgumentTypeError(
+            f"{text} is not JOB=CONF. Write the path of a properties file as CONF, and as JOB one of: {known}"
+        )
+    return job, profile
 
 
 def add_isolate(parser: argparse.ArgumentParser) -> None:

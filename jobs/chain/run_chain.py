@@ -341,5 +341,5 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
     # Before reading the lake, raise an error if it cannot store logs.
     log_path(plan.lake, plan.run_date, "nightly")
     check_tables(config, plan.run_date)
-    check_sinks(config, launcher.submission.properties)
+    check_sinks(config, launcher.submission.properties_of("deliver_recommendations"))
     return summarize(plan, run_chain(plan, StageRunner(launcher, interruptions, StageProgress())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import json
 import os
@@ -363,6 +364,31 @@ def test_an_executor_is_started_as_spark_asks(tmp_path: Path) -> None:
     (jar,) = (Path(pyspark.__file__).parent / "jars").glob("spark-kubernetes_*.jar")
     with ZipFile(jar) as packed:
         assert f"{words[9].replace('.', '/')}.class" in packed.namelist()
+
+
+def test_an_executor_has_the_secret_of_a_file_as_the_driver_reads_it(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"\x00 of this test, longer than a line of base64 with its seventy-six characters\n")
+    tini = tmp_path / "tini"
+    tini.write_text('#!/bin/sh\necho "secret=$_SPARK_AUTH_SECRET"\n')
+    tini.chmod(0o755)
+    names = ("JAVA_HOME", "SPARK_HOME", "SPARK_EXECUTOR_MEMORY", "SPARK_DRIVER_URL", "SPARK_EXECUTOR_ID")
+    more = ("CORES", "POD_IP", "POD_NAME")
+    values = dict.fromkeys([*names, *(f"SPARK_EXECUTOR_{name}" for name in more)], "x")
+    values |= {"SPARK_APPLICATION_ID": "x", "SPARK_RESOURCE_PROFILE_ID": "0"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **values}
+    for variables, printed in (
+        ({"SPARK_SECRET_FILE": str(secret)}, base64.b64encode(secret.read_bytes()).decode()),
+        ({}, ""),
+    ):
+        done = subprocess.run(
+            [ENTRYPOINT, "executor"],
+            env={**environment, **variables},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == f"secret={printed}\n"
 
 
 def test_other_commands_are_run_as_they_are(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -467,6 +468,41 @@ def test_stages_have_processes_of_their_own_where_spark_runs_on_other_machines(
     launcher = launchers.launcher_of(submission, isolate=False)
     assert isinstance(launcher, launchers.SparkSubmits) == isolated
     assert isinstance(launchers.launcher_of(submission, isolate=True), launchers.SparkSubmits)
+
+
+def test_a_job_can_have_a_profile_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = SparkSubmitStub(tmp_path, isolate=True)
+    monkeypatch.setattr(launchers, "spark_submit", lambda: stub.program)
+    profile = tmp_path / "of candidates.conf"
+    profile.write_text("spark.executor.cores 2\n")
+    assert nightly.main(stub.arguments("--job-profile", f"build_candidates={profile}")) == 0
+    profiles = {call["job"]: call["words"][1] for call in stub.calls()}
+    assert profiles.pop("build_candidates") == str(profile)
+    assert set(profiles.values()) == {"conf/spark/local.conf"}
+
+
+def test_a_profile_of_a_job_that_cannot_be_used_is_refused_before_a_stage_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = SparkSubmitStub(tmp_path, isolate=False)
+    monkeypatch.setattr(launchers, "_PROGRAM", (str(stub.application),))
+    one = ("--job-profile", "train_model=conf/spark/train-cpu.conf")
+    assert nightly.main(stub.arguments(*one)) == EXIT_CONFIG  # all stages share one application
+    assert "--job-profile train_model=conf/spark/train-cpu.conf has no effect" in capsys.readouterr().err
+    absent = ("--isolate", "--job-profile", "train_model=absent.conf")
+    assert nightly.main(stub.arguments(*absent)) == EXIT_CONFIG
+    assert "the Spark profile absent.conf does not exist" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        nightly.main(stub.arguments("--job-profile", "nightly=conf/spark/train-cpu.conf"))
+    assert ended.value.code == EXIT_CONFIG
+    assert "nightly=conf/spark/train-cpu.conf is not JOB=CONF" in capsys.readouterr().err
+    assert not stub.starts()
+
+
+def test_the_jobs_that_can_have_a_profile_are_those_of_a_run() -> None:
+    names = set(re.findall(r'"(\w+)"', (launchers.JOBS / "chain/steps.py").read_text()))
+    names.remove("champion")  # a key of the gate's facts
+    assert set(launchers.STAGE_JOBS) == {name for name in names if (launchers.JOBS / f"{name}.py").is_file()}
 
 
 def test_output_that_fills_the_pipe_reaches_the_log_of_its_stage(submit_stub: SparkSubmitStub) -> None:

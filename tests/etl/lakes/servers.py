@@ -172,7 +172,12 @@ def google_with_preconditions(folder: Path, bucket: str) -> Iterator[str]:
     """
     port, inner_port = free_port(), free_port()
     endpoint, inner = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{inner_port}"
-    command = [str(_google_program()), "-scheme=http", "-host=127.0.0.1", f"-port={inner_port}"]
+    command = [
+        str(go_program("google-lake-server", GOOGLE_PROGRAM)),
+        "-scheme=http",
+        "-host=127.0.0.1",
+        f"-port={inner_port}",
+    ]
     command += ["-backend=memory", f"-public-host=127.0.0.1:{port}", f"-external-url={endpoint}"]
     proxy = [sys.executable, str(Path(__file__).with_name("google_proxy.py")), str(port), str(inner_port)]
     buckets = "storage/v1/b?project=test"
@@ -188,22 +193,39 @@ def google_with_preconditions(folder: Path, bucket: str) -> Iterator[str]:
         yield endpoint
 
 
-def _google_program() -> Path:
-    """The program of the server in the cache folder. The first call builds it with Go, which takes minutes."""
-    folder = cache_folder() / "google-lake-server"
-    program = folder / "fake-gcs-server"
+def go_program(folder_name: str, package: str) -> Path:
+    """A program in the cache folder. The first call builds it with Go, which takes minutes.
+
+    Args:
+        folder_name: its folder below the cache folder.
+        package: the Go package of the program with its version, such as `example.com/cmd/program@v1.0.0`.
+
+    Raises:
+        Unavailable: the program cannot be built.
+    """
+    folder = cache_folder() / folder_name
+    program = folder / package.partition("@")[0].rpartition("/")[2]
     stamp = folder / "version"
     with locked(folder.with_suffix(".lock")):
-        if not stamp.is_file() or stamp.read_text() != GOOGLE_PROGRAM:
-            if shutil.which("go") is None:
-                raise Unavailable("there is no Go")
+        if not stamp.is_file() or stamp.read_text() != package:
             folder.mkdir(exist_ok=True)
-            try:
-                run(["go", "install", GOOGLE_PROGRAM], env={**os.environ, "GOBIN": str(folder)})
-            except SetupError as error:
-                raise Unavailable(f"the server of Google's store cannot be built: {error}") from error
-            stamp.write_text(GOOGLE_PROGRAM)
+            run_go("install", package, GOBIN=str(folder))
+            stamp.write_text(package)
     return program
+
+
+def run_go(*words: str, **variables: str) -> None:
+    """Runs Go with these words and, in addition to those of this process, variables.
+
+    Raises:
+        Unavailable: there is no Go, or it fails.
+    """
+    if shutil.which("go") is None:
+        raise Unavailable("there is no Go")
+    try:
+        run(["go", *words], env={**os.environ, **variables})
+    except SetupError as error:
+        raise Unavailable(f"Go cannot build or fetch {words[-1]}: {error}") from error
 
 
 def _answers(address: str) -> bool:
