@@ -24,6 +24,7 @@ EXTENDED = (
     "tests/benchmarks/test_overlap.py::test_a_small_run_on_real_ranks",
     "tests/benchmarks/test_loader.py::test_the_interference_of_each_loader_is_measured",
     "tests/benchmarks/test_loader.py::test_the_benchmark_ends_in_one_json_line",
+    "tests/benchmarks/test_list_environments.py::test_the_neural_peers_learn_which_item_follows",
     "tests/benchmarks/test_peers.py::test_our_job_makes_the_table_that_pandas_makes[jsonl]",
     "tests/benchmarks/test_peers.py::test_our_job_makes_the_table_that_pandas_makes[parquet]",
     # Fuzzing of what is not read from a log. The scanner and JSON lines: the other targets of this test.
