@@ -19,6 +19,7 @@ EXTENDED = (
     "tests/benchmarks/test_gpu.py::test_every_part_runs_and_measures_nothing",
     "tests/benchmarks/test_gpu.py::test_the_results_are_two_files",
     "tests/benchmarks/test_gpu.py::test_parts_with_a_result_are_not_run_again",
+    "tests/benchmarks/test_list_environments.py::test_the_neural_peers_learn_which_item_follows",
     "tests/benchmarks/test_peers.py::test_our_job_makes_the_table_that_pandas_makes[jsonl]",
     "tests/benchmarks/test_peers.py::test_our_job_makes_the_table_that_pandas_makes[parquet]",
     # Fuzzing, for which the library is compiled with sanitizers. Planted faults: the other tests of this file. What

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = "conf/datasets/generated.yaml"
 SPARK = "spark_default"  # the Airflow connection with the master
 LOCAL_MASTER = "local[2]"
+PROFILE = "cluster.conf"  # the Spark profile, in the folder of the Airflow
 FIRST = "2026-01-01"
 TRAINED, BACKFILLED, BAD = (
     "2026-01-04",
@@ -78,11 +79,17 @@ class Alerts:
 
 @dataclass
 class AirflowSetup:
-    """A lake with a raw log, the folder of an Airflow, and the cluster on which its jobs run."""
+    """The folder of an Airflow and its lake. Jobs run after `use_cluster` and `generate_log`."""
 
     folder: Path
     home: Home
-    cluster: Cluster
+    _cluster: Cluster | None = None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster on which the jobs run."""
+        assert self._cluster is not None
+        return self._cluster
 
     @property
     def lake(self) -> Path:
@@ -104,19 +111,25 @@ class AirflowSetup:
         others = {name: value for name, value in self.home.connections.items() if name != SPARK}
         return replace(self.home, connections=others)
 
+    def use_cluster(self, cluster: Cluster) -> None:
+        """Makes jobs run on this cluster: changes the Spark profile and the Airflow connection."""
+        # One executor with all cores, because each takes seconds to start. tests/cluster has jobs with several.
+        write_profile(self.folder / PROFILE, cluster, sys.executable, {"spark.executor.cores": "2"})
+        master = {"conn_type": "spark", "host": cluster.master}
+        self.home = replace(self.home, connections={**self.home.connections, SPARK: master})
+        self._cluster = cluster
+
     def plan_ends(self, job: str, *ends: str) -> None:
         """Makes the next starts of a job end with these exit codes, or `kill`."""
         (self.planned_ends / job).write_text("".join(f"{end}\n" for end in ends))
 
 
-def prepare_airflow(spark: SparkSession, folder: Path, alerts: str, cluster: Cluster) -> AirflowSetup:
-    """Generates the log and prepares the folder of an Airflow. Starts nothing."""
+def prepare_airflow(folder: Path, alerts: str) -> AirflowSetup:
+    """Prepares the folder of an Airflow. Starts nothing."""
     (folder / "planned_ends").mkdir()
     variable = local_variable(CONFIG, [*SMALL_LOG, f"lake={folder}/lake"])
-    # One executor with all cores, because each takes seconds to start. tests/cluster has jobs with several.
-    executors = {"spark.executor.cores": "2"}
-    profile = write_profile(folder / "cluster.conf", cluster, sys.executable, executors)
-    variable["profiles"] = {"default": str(profile)}
+    (folder / PROFILE).write_text("spark.sql.shuffle.partitions 4\n")
+    variable["profiles"] = {"default": str(folder / PROFILE)}
     variable["param_keys"] = [*DEFAULT_KEYS, "candidates.sources", "deliver.sinks"]  # those of one day only
     variable["environment"]["SPARK_LOCAL_IP"] = "127.0.0.1"
     for name in ("spark-submit", "python"):
@@ -124,7 +137,7 @@ def prepare_airflow(spark: SparkSession, folder: Path, alerts: str, cluster: Clu
         (folder / name).write_text(_PROGRAM.format(folder=folder / "planned_ends", real=real))
         (folder / name).chmod(0o755)
     connections = {
-        SPARK: {"conn_type": "spark", "host": cluster.master},
+        SPARK: {"conn_type": "spark", "host": "spark://127.0.0.1:7077"},  # nobody listens there
         "nightrank_alerts": {"conn_type": "http", "host": alerts},
     }
     options = {
@@ -141,9 +154,13 @@ def prepare_airflow(spark: SparkSession, folder: Path, alerts: str, cluster: Clu
         options=options,
     )
     home.prepare()
-    generate = load_config(str(ROOT / CONFIG), variable["set"])
+    return AirflowSetup(folder, home)
+
+
+def generate_log(spark: SparkSession, setup: AirflowSetup) -> None:
+    """Generates the raw log of the lake."""
+    generate = load_config(str(ROOT / CONFIG), setup.home.variable["set"])
     generate_clicks(RunContext("generate_clicks", generate, FIRST, _spark=spark))
-    return AirflowSetup(folder, home, cluster)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -25,9 +26,11 @@ from tests.airflow.airflow_setup import (
     AirflowSetup,
     Alerts,
     alert_server,
+    generate_log,
     prepare_airflow,
 )
 from tests.etl.lakes.servers import missing
+from tests.processes import die_with_parent
 from tests.standalone import Cluster, standalone_cluster
 
 SCRIPTS = Path(__file__).parent / "airflow_scripts"
@@ -56,29 +59,32 @@ def airflow_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 
 @pytest.fixture(scope="package")
 def airflow_setup(
-    spark: SparkSession,
-    tmp_path_factory: pytest.TempPathFactory,
-    alerts: Alerts,
-    airflow_environment: Path,
-    airflow_cluster: Cluster,
+    tmp_path_factory: pytest.TempPathFactory, alerts: Alerts, airflow_environment: Path
 ) -> AirflowSetup:
-    setup = prepare_airflow(spark, tmp_path_factory.mktemp("airflow"), alerts.url, airflow_cluster)
+    """An Airflow whose jobs never run: without a log and a cluster."""
+    setup = prepare_airflow(tmp_path_factory.mktemp("airflow"), alerts.url)
     airflow(airflow_environment, setup.home, "db", "migrate")
     return setup
 
 
 @pytest.fixture(scope="package")
-def run_airflow_script(airflow_setup: AirflowSetup, airflow_environment: Path) -> Callable[..., Any]:
-    """Runs a script of airflow_scripts with Airflow's interpreter; returns the JSON that it printed last."""
+def airflow_with_cluster(
+    airflow_setup: AirflowSetup, airflow_cluster: Cluster, spark: SparkSession
+) -> AirflowSetup:
+    """The same Airflow, whose lake now has a raw log, and whose jobs run on a cluster."""
+    airflow_setup.use_cluster(airflow_cluster)
+    generate_log(spark, airflow_setup)
+    return airflow_setup
 
-    def run_script(script: str, *words: str, **environment: str) -> Any:
+
+@pytest.fixture(scope="package")
+def run_airflow_process(airflow_setup: AirflowSetup, airflow_environment: Path) -> Callable[..., Any]:
+    """Runs a script of airflow_scripts as a process of Airflow's interpreter; returns the JSON it printed last."""
+
+    def run_script(script: str, *words: str) -> Any:
         done = subprocess.run(
             [airflow_environment / "bin/python", SCRIPTS / f"{script}.py", *words],
-            env={
-                **airflow_setup.home.environment(),
-                "PYTHONPATH": str(airflow_setup.home.dags),
-                **environment,
-            },
+            env={**airflow_setup.home.environment(), "PYTHONPATH": str(airflow_setup.home.dags)},
             cwd=airflow_setup.folder,
             capture_output=True,
             text=True,
@@ -91,7 +97,48 @@ def run_airflow_script(airflow_setup: AirflowSetup, airflow_environment: Path) -
 
 
 @pytest.fixture(scope="package")
-def trained(run_airflow_script: Callable[..., Any], airflow_setup: AirflowSetup) -> dict[str, Any]:
+def run_airflow_script(
+    airflow_setup: AirflowSetup, airflow_environment: Path
+) -> Iterator[Callable[..., Any]]:
+    """Runs a script in a fork of one process that has imported Airflow; returns the JSON it printed last."""
+    variables = {**airflow_setup.home.environment(), "PYTHONPATH": str(airflow_setup.home.dags)}
+    numbers = itertools.count()
+    server = subprocess.Popen(
+        [airflow_environment / "bin/python", SCRIPTS / "fork_scripts.py"],
+        env=variables,
+        cwd=airflow_setup.folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent,
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+
+    def run_script(script: str, *words: str, **environment: str) -> Any:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        output = airflow_setup.folder / f"{script}-{next(numbers)}.out"
+        request = {
+            "script": str(SCRIPTS / f"{script}.py"),
+            "words": words,
+            "environment": {**variables, **environment},
+            "folder": str(airflow_setup.folder),
+            "output": str(output),
+        }
+        print(json.dumps(request), file=server.stdin, flush=True)
+        code = server.stdout.readline().strip()
+        printed = output.read_text(errors="replace") if output.exists() else ""
+        assert code == "0", printed[-6000:]
+        return json.loads(printed.splitlines()[-1])
+
+    yield run_script
+    server.stdin.close()
+    server.wait()
+
+
+@pytest.fixture(scope="package")
+def trained(run_airflow_process: Callable[..., Any], airflow_with_cluster: AirflowSetup) -> dict[str, Any]:
     """Task states by DAG after a training and a daily run of TRAINED by dag.test().
 
     The gate promotes the model.
@@ -99,9 +146,9 @@ def trained(run_airflow_script: Callable[..., Any], airflow_setup: AirflowSetup)
     Only on this day a retriever makes candidates, and lists are delivered.
     """
     retrieval = "candidates.sources=[{source: retrieval, n: 60, model: ../models/two_tower_small.yaml}]"
-    sink = f"deliver.sinks=[{{kind: json_lines, name: files, path: {airflow_setup.delivered}}}]"
+    sink = f"deliver.sinks=[{{kind: json_lines, name: files, path: {airflow_with_cluster.delivered}}}]"
     conf = json.dumps({"run_date": TRAINED, "set": [retrieval, sink]})
-    states: dict[str, Any] = run_airflow_script(
+    states: dict[str, Any] = run_airflow_process(
         "run_dags", f"weekly_training={conf}", f"daily_recommendations={conf}"
     )
     return states
@@ -121,10 +168,13 @@ def api(airflow_setup: AirflowSetup, airflow_environment: Path, trained: dict[st
 
 
 def processes_of(airflow_setup: AirflowSetup) -> list[str]:
-    """The command lines of the processes that have this Airflow's folder in their environment."""
+    """The command lines of the processes that have this Airflow's folder in their environment.
+
+    The process of `run_airflow_script`, which lasts as long as the tests of this folder, is left out.
+    """
     commands = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get("AIRFLOW_HOME") == str(airflow_setup.home.folder):
                 commands.append(" ".join(process.cmdline()))
-    return commands
+    return [command for command in commands if not command.endswith("/fork_scripts.py")]

@@ -196,12 +196,12 @@ def refusals(airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]
 
 
 def test_dags_parse_without_the_providers_and_tasks_say_what_to_install(
-    folder: Path, airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]
+    folder: Path, airflow_setup: AirflowSetup, run_airflow_process: Callable[..., Any]
 ) -> None:
     base = airflow_setup.home.variable
     livy = {"home": str(folder), "config": "/x.yaml", "profiles": base["profiles"], "runner": _LIVY}
     variables = {"spark-submit": base, "kubernetes": {**base, "runner": _PODS}, "livy": livy}
-    seen = run_airflow_script("without_providers", json.dumps(variables))
+    seen = run_airflow_process("without_providers", json.dumps(variables))
     assert (set(seen["dags"]) - {"late_run"}, seen["import_errors"]) == (NAMES, {})
     packages = {"spark-submit": "apache-spark", "kubernetes": "cncf-kubernetes", "livy": "apache-livy"}
     for runner, package in packages.items():

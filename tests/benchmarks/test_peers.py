@@ -6,8 +6,10 @@ import gzip
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +32,7 @@ ROWS = 6_000
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etl_runs, "CACHE", tmp_path / "runs")
 
 
@@ -71,15 +73,26 @@ def by_pandas(text: Sequence[DayFile], log: Log, folder: Path) -> Outcome:
     return Outcome(files)
 
 
+@pytest.fixture(scope="module")
+def expected_of(text: list[DayFile], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """Returns the log in a layout, and the summary of the tables that pandas makes of it, once for each layout."""
+
+    @cache
+    def of_layout(layout: str) -> Any:
+        log = log_in_layout(layout, text)
+        return log, summarise(log.days, by_pandas(text, log, tmp_path_factory.mktemp(layout)))
+
+    return of_layout
+
+
 @pytest.mark.parametrize(
     "name, layout",
     [("polars_streaming", "days"), *((name, layout) for name in ("polars", "duckdb") for layout in LAYOUTS)],
 )
 def test_a_peer_makes_the_table_that_pandas_makes(
-    name: str, layout: str, text: list[DayFile], tmp_path: Path
+    name: str, layout: str, expected_of: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    log = log_in_layout(layout, text)
-    expected = summarise(log.days, by_pandas(text, log, tmp_path))
+    log, expected = expected_of(layout)
     module = f"benchmarks.peers.{name.split('_')[0]}_recipe"
     peer = Contender(name, module, {"streaming": name.endswith("_streaming")})
     run = run_contender(peer, log, cores=2, limit_s=120)
@@ -93,11 +106,11 @@ def test_a_peer_makes_the_table_that_pandas_makes(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
-def test_our_job_makes_the_table_that_pandas_makes(layout: str, text: list[DayFile], tmp_path: Path) -> None:
-    log = log_in_layout(layout, text)
+def test_our_job_makes_the_table_that_pandas_makes(layout: str, expected_of: Callable[[str], Any]) -> None:
+    log, expected = expected_of(layout)
     run = run_contender(job(log, []), log, cores=2, limit_s=120)
     assert run.summary is not None
-    compare(summarise(log.days, by_pandas(text, log, tmp_path)), run.summary, "ours")
+    compare(expected, run.summary, "ours")
 
 
 def test_the_layout_of_criteo_is_that_of_the_shipped_configuration(text: list[DayFile]) -> None:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -149,7 +150,7 @@ def _models(annotation: Any, discriminator: str) -> Iterator[tuple[type[BaseMode
 
 def declaring(kind: type[BaseModel], name: str) -> type[BaseModel]:
     """Returns the class that declares a field: `kind`, or one that it inherits from."""
-    if kind in model_sections().values() and name != "architecture" and name in ModelConfig.model_fields:
+    if kind in _model_sections().values() and name != "architecture" and name in ModelConfig.model_fields:
         return ModelConfig  # the generated section of an architecture copies the keys of every model
     return next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", {}))
 
@@ -243,9 +244,12 @@ def load_document(document: Mapping[str, Any], folder: Path) -> list[BaseModel]:
     return _sections_of(config)
 
 
+_documented_config, _model_sections = cache(documented_config), cache(model_sections)
+
+
 def _sections_of(config: Config) -> list[BaseModel]:
     """Returns the configuration with typed sinks, the settings of its model, and its operators."""
-    typed = documented_config().model_validate(config.model_dump(exclude_unset=True))
+    typed = _documented_config().model_validate(config.model_dump(exclude_unset=True))
     model = models_adapter().validate_python(config.model.model_dump(exclude_unset=True))
     operators = [operator_from_config(entry) for group in config.features for entry in group.ops]
     return [typed, model, *operators, *map(frame_operator_from_config, config.prepare)]

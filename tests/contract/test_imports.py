@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -160,13 +161,16 @@ NOT_IN: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def imports_of(source: str) -> Iterator[str]:
+@cache
+def imports_of(source: str) -> tuple[str, ...]:
     """The dotted name of everything a file imports, also inside functions; `from a import b` gives `a.b`."""
+    names: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+            names += [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+    return tuple(names)
 
 
 def violations(module: str, source: str) -> list[str]:
@@ -195,7 +199,8 @@ def _within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
 
-def product_sources() -> dict[str, str]:
+@cache
+def product_sources() -> Mapping[str, str]:
     """Path below the root -> text, of every Python file of the product."""
     paths = [path for package in PRODUCT for path in sorted((ROOT / package).rglob("*.py"))]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from jobs import champion
 from storage import file_io
 from storage.paths import LakePaths
+from tests.processes import fork_server
 from training.registry import mlflow_mirror
 from training.registry.champion_history import read_overrides
 from training.registry.refits import Refit, record_refit
@@ -64,19 +64,20 @@ def pin_in_a_process(root: str, version: str, start: Event) -> None:
 
 @pytest.mark.processes
 def test_eight_pins_at_once_leave_eight_records(lake: LakePaths) -> None:
-    context = multiprocessing.get_context("spawn")
-    start, names = context.Event(), [f"w{number}aaaa" for number in range(8)]
+    names = [f"w{number}aaaa" for number in range(8)]
     for version in names:
         file_io.replace_json(f"{model_path(lake, NAME, version)}/model.json", {"parent": None})
-    processes = [
-        context.Process(target=pin_in_a_process, args=(lake.root, version, start)) for version in names
-    ]
-    for process in processes:
-        process.start()
-    start.set()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0] * 8
+    with fork_server(__name__) as context:
+        start = context.Event()
+        processes = [
+            context.Process(target=pin_in_a_process, args=(lake.root, version, start)) for version in names
+        ]
+        for process in processes:
+            process.start()
+        start.set()
+        for process in processes:
+            process.join(120)
+        assert [process.exitcode for process in processes] == [0] * 8
     recorded = list(read_overrides(lake, NAME, "2026-01-08"))
     assert sorted(override.champion for override in recorded) == names
     assert sorted(override.why for override in recorded) == [f"of {version}" for version in names]

@@ -16,6 +16,7 @@ import yaml
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from conf.types import Candidates, Config, ModelConfig
+from jobs import nightly
 from jobs.build_features import run as build_features
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from jobs.plan_night import run as plan_night
@@ -388,18 +389,22 @@ def ruled(path: str) -> dict[str, Any]:
     ],
 )
 def test_a_run_is_refused_for_what_its_last_stages_would_miss(
-    tmp_path: Path, sections: dict[str, Any], kind: type[Exception], problem: str
+    tmp_path: Path,
+    sections: dict[str, Any],
+    kind: type[Exception],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """With --isolate, nightly starts no process before its checks."""
     path = write(tmp_path, data=str(tmp_path / "data"), **sections)
     config = load_config(str(path))
     check_config(config)
     with pytest.raises(kind, match=problem):
         check_before_a_run(config)
-    command = [sys.executable, "jobs/nightly.py", "--config", str(path), "--run-date", RUN_DATE]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert ended.returncode == (2 if kind is ConfigError else 3), ended.stderr
-    assert "what to do: " in ended.stderr
-    assert "Traceback" not in ended.stderr
+    code = nightly.main(["--config", str(path), "--run-date", RUN_DATE, "--isolate"])
+    errors = capsys.readouterr().err
+    assert code == (2 if kind is ConfigError else 3), errors
+    assert "what to do: " in errors
     assert not (tmp_path / "lake").exists()
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from jobs import nightly
 from jobs.nightly import main
-from tests.processes import ROOT, environment
+from tests.processes import ROOT
 
 pytestmark = pytest.mark.processes
 
@@ -38,25 +36,25 @@ def small(tmp_path: Path) -> Path:
     return profile
 
 
-def test_a_machine_that_is_too_small_is_an_infrastructure_error(small: Path, tmp_path: Path) -> None:
+def test_a_machine_that_is_too_small_is_an_infrastructure_error(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """From another current folder, with nothing written but the lake's folder."""
-    command = [sys.executable, str(ROOT / "jobs/nightly.py"), *arguments(small, tmp_path / "lake")]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment()
-    )
-    assert ran.returncode == 4
-    assert ran.stdout == ""
-    assert "FIX  memory" in ran.stderr
-    assert "cannot run the jobs of" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments(small, tmp_path / "lake")) == 4
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "FIX  memory" in printed.err
+    assert "cannot run the jobs of" in printed.err
+    assert "Traceback" not in printed.err
     assert list((tmp_path / "lake").rglob("*")) == []
 
 
 def test_after_the_checks_the_run_begins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """There is no log, which the run itself finds out."""
+    """There is no log, which the run itself finds out. With --isolate, it starts no process before that."""
     profile = tmp_path / "fine.conf"
     profile.write_text("spark.master local[1]\nspark.driver.memory 512m\nspark.driver.host 127.0.0.1\n")
-    code = main(arguments(profile, tmp_path / "lake"))
+    code = main(arguments(profile, tmp_path / "lake", "--isolate"))
     printed = capfd.readouterr().err
     if "FIX" in printed:
         pytest.skip(f"this machine has too little of something: {printed}")

@@ -249,7 +249,7 @@ def test_a_dry_run_changes_nothing_and_prints_the_same(root: Path) -> None:
     assert run(root)["deleted"] == {}
 
 
-@pytest.mark.parametrize("keep_days", [WINDOW, 5, 8, 11, 13])
+@pytest.mark.parametrize("keep_days", [WINDOW, 8, 13])
 def test_every_manifest_that_stays_names_files_that_exist(root: Path, keep_days: int) -> None:
     before, lake, config = published(root), LakePaths(str(root)), config_of(root)
     run(root, keep_days)
@@ -331,7 +331,7 @@ def test_a_killed_prune_is_continued(built: Path, tmp_path: Path) -> None:
         prune_lake.age(root, hours=48)
         run(root)  # deletes the lock of an empty date, whose folder is older now
         assert files_of(root) == files_of(expected), number
-        number += 197
+        number += 251
     assert deaths > 500
 
 

@@ -87,9 +87,9 @@ def test_an_interrupted_search_goes_on_to_the_same_trials(
     assert trainings.versions == versions
     assert result(config) == whole
 
-    # In a second lake, each run is interrupted after one training. The trials are the same.
+    # In a second lake, runs are interrupted after one, two and half of the trainings. The trials are the same.
     del trainings.versions[:]
-    for trained in range(len(versions)):
+    for trained in sorted({0, 1, len(versions) // 2, len(versions) - 1}):
 
         def interrupt(number: int, most: int = trained) -> None:
             if number > most:

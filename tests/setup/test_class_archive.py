@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ BIN = Path(sys.executable).parent
 ARCHIVE = BIN.parent / class_archive.NAME
 
 
+@cache
 def version(options: str) -> str:
     """What `spark-submit --version` prints, its JVM started with these options."""
     done = subprocess.run(

@@ -7,6 +7,7 @@ import hmac
 import random
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import horovod
@@ -78,6 +79,9 @@ def test_another_patch_asks_for_another_wheel_and_a_new_set_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     requirements = install.ROOT / "requirements/horovod.txt"
+    capture = build_horovod.capture
+    once = cache(lambda *words: capture([*words]))  # importing torch takes two seconds
+    monkeypatch.setattr(build_horovod, "capture", lambda command: once(*command))
     before = build_horovod.inputs_of(install.VENV, requirements)
     changes = horovod_patches.read_changes()
     last = Change(changes[-1].file, changes[-1].old, f"{changes[-1].new} ")
