@@ -37,7 +37,7 @@ def _config(folder: Path, engine: str, train_days: list[list[str]]) -> Config:
     return config
 
 
-NO_CLICK = r"hold no click \(2026-01-01: 0 of \d+ rows, 2026-01-02: 0 of \d+ rows"
+NO_CLICK = r"contain no click \(2026-01-01: 0 of \d+ rows, 2026-01-02: 0 of \d+ rows"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ NO_CLICK = r"hold no click \(2026-01-01: 0 of \d+ rows, 2026-01-02: 0 of \d+ row
         (
             "arrow",
             lambda line: _with_label(line, "1"),
-            r"hold only clicks \(2026-01-01: 60 of 60 rows, .*120 of 120 ",
+            r"contain only clicks \(2026-01-01: 60 of 60 rows, .*120 of 120 ",
         ),
         ("arrow", _without_clicks, NO_CLICK),
     ],
@@ -68,9 +68,9 @@ def test_one_label_in_all_train_days_stops_the_build(
 def test_clicks_alone_are_enough_if_the_training_uses_no_other_rows() -> None:
     days = [("2026-01-01", 60, 60), ("2026-01-02", 60, 60)]
     require_labels(days, only_clicks=True)
-    with pytest.raises(DataError, match="hold only clicks"):
+    with pytest.raises(DataError, match="contain only clicks"):
         require_labels(days)
-    with pytest.raises(DataError, match="hold no click"):
+    with pytest.raises(DataError, match="contain no click"):
         require_labels([("2026-01-01", 60, 0)], only_clicks=True)
 
 

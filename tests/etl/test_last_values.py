@@ -535,7 +535,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "need the section `keys`",
     ),
     "an unknown column": ({"last_values": {"columns": ["colour"]}}, "columns that do not exist"),
-    "a column twice": ({"last_values": {"columns": ["price", "price"]}}, "names columns twice"),
+    "a column twice": ({"last_values": {"columns": ["price", "price"]}}, "names the columns"),
     "the user": ({"last_values": {"columns": ["user"]}}, "columns of keys or of the label"),
     "the label": ({"last_values": {"columns": ["label"]}}, "columns of keys or of the label"),
     "a list": (

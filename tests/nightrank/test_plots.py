@@ -394,7 +394,7 @@ def test_principal_components_equal_those_of_the_svd(count: int, width: int, see
 
 @pytest.mark.parametrize("vectors", [np.ones((9, 3)), np.ones((2, 3)), np.ones((9, 1))])
 def test_vectors_without_a_map_are_refused(vectors: np.ndarray) -> None:
-    with pytest.raises(nightrank.DataError, match="no map"):
+    with pytest.raises(nightrank.DataError, match="cannot be drawn as a map"):
         plots.principal_components(vectors)
 
 

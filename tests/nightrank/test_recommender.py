@@ -316,7 +316,7 @@ def changed(**columns: Any) -> Any:
         (lambda one: one.set_params(label="clicked").fit(changed(clicked=2)), "row 0: 2 is not 0 or 1"),
         (
             lambda one: one.fit(LOG, users=pd.DataFrame({"user_id": ["a", "a"]})),
-            "the users have user_id='a' more than once",
+            "the users contain user_id='a' more than once",
         ),
         (lambda one: one.fit(LOG, items=pd.DataFrame({"item_id": [1]})), "has the type int64, but string"),
         (

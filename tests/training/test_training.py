@@ -290,7 +290,7 @@ def test_a_plan_names_what_is_missing(tmp_path: Path) -> None:
         make_plan(make_config(lake, model=MODEL), lake, replace(dataset, splits={}))
 
 
-@pytest.mark.parametrize("share, message", [(0, "hold no click"), (1, "hold only clicks")])
+@pytest.mark.parametrize("share, message", [(0, "contain no click"), (1, "contain only clicks")])
 def test_a_plan_refuses_training_days_of_one_label(tmp_path: Path, share: int, message: str) -> None:
     lake = LakePaths(str(tmp_path))
     dataset, config = publish_random(lake), make_config(lake, model=MODEL)

@@ -115,7 +115,7 @@ def test_limits_warn_or_hold_and_name_their_key(tmp_path: Path) -> None:
     )
     assert checks["click_rate_change"] == (
         "warn",
-        "15.00% of the test rows are clicks, 30.00% of the train rows "
+        "15.00% of the test rows are clicks, but 30.00% of the train rows "
         "(above gate.drift.click_rate_change_warn=0.4)",
         "gate.drift.click_rate_change_warn",
     )
