@@ -52,17 +52,22 @@ def fork_server(*modules: str) -> Iterator[BaseContext]:
     """A server of multiprocessing that has imported these modules, and forks processes within 100 ms.
 
     Python has one server, which keeps the modules of its start. So a server that runs is stopped before, and
-    this one at the end.
+    this one at the end. A server ends after its processes, so those that a failed test has left are killed.
     """
+    _kill_children()
     forkserver._forkserver._stop()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(modules))
     try:
         yield context
     finally:
-        for process in multiprocessing.active_children():
-            process.kill()  # of a test that failed: the server ends after its processes
+        _kill_children()
         forkserver._forkserver._stop()
+
+
+def _kill_children() -> None:
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def server_address() -> str:

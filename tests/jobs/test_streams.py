@@ -1,14 +1,13 @@
-"""Jobs with a JVM: standard output has the summary alone, and errors name a file of stacks."""
+"""A real job by spark-submit: standard output has the summary alone, and errors name a file of stacks."""
 
 from __future__ import annotations
 
+import gzip
 import json
-import logging
 import random
 import resource
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,15 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
-from pyspark.sql import SparkSession
 
-from conf.errors import DataError, InfrastructureError
+from conf.errors import InfrastructureError
 from jobs import runner
 from jobs.chain.launchers import Stage, Submission, environment
-from jobs.command_line import add_wait, job_parser
 from spark.error_log import root_cause, without_frames
 from storage.job_summary import JobSummary
-from storage.run_context import RunContext
 from tests.cli.test_bad_input import CONFIG
 from tests.faults.job_processes import DAYS, RUN_DATE
 
@@ -34,20 +30,6 @@ ROOT = Path(__file__).parents[2]
 # Larger than the libraries that Spark unpacks, smaller than the value counts of so many random texts.
 _LIMIT_BYTES, _MANY = 1_536 * 1024, 150_000
 _CATEGORICAL = {"columns": ["c"], "kind": "categorical", "ops": ["categorify"]}
-# A job whose stage only logs a line.
-_SHORT_JOB = """import logging
-
-from jobs.runner import run_job
-from storage.job_summary import JobSummary
-
-
-def stage(context):
-    logging.getLogger("nightrank").info("the stage runs")
-    return JobSummary(context.config.lake, None, None, None, {})
-
-
-run_job("build_features", "Logs a line.", stage)
-"""
 
 
 @pytest.fixture
@@ -64,24 +46,17 @@ def config(tmp_path: Path) -> Path:
 
 
 def submit(
-    config: Path,
-    *words: str,
-    preexec: Callable[[], None] | None = None,
-    joined: bool = False,
-    script: Path | None = None,
+    config: Path, *words: str, preexec: Callable[[], None] | None = None, joined: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Runs build_features, or another script with its arguments, by spark-submit."""
     submission = Submission(str(ROOT / "conf/spark/local.conf"), str(config), words)
-    job = str(ROOT / "jobs/build_features.py")
-    command = submission.command(Stage("build_features", RUN_DATE, config.parent / "unused.log"))
     return subprocess.run(
-        [str(script or job) if word == job else word for word in command],
+        submission.command(Stage("build_features", RUN_DATE, config.parent / "unused.log")),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if joined else subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
-        env={**environment(), "TMPDIR": str(config.parent), "PYTHONPATH": str(ROOT)},
+        env={**environment(), "TMPDIR": str(config.parent)},
         preexec_fn=preexec,
         timeout=240,
         check=False,
@@ -112,11 +87,9 @@ def test_standard_output_holds_one_line(config: Path) -> None:
 
 def test_streams_that_are_one_file_hold_the_summary_as_a_line(config: Path) -> None:
     """As schedulers and nightly keep them."""
-    script = config.parent / "short_job.py"
-    script.write_text(_SHORT_JOB)
-    done = submit(config, joined=True, script=script)
+    done = submit(config, joined=True)
     assert done.returncode == 0, done.stdout
-    assert "nightrank: the stage runs" in done.stdout
+    assert "nightrank: session …" in done.stdout
     log = config.parent / "stage.log"
     log.write_text(done.stdout)
     summary = JobSummary.in_log(log)
@@ -132,31 +105,6 @@ def test_bad_configuration_is_told_on_standard_error(config: Path) -> None:
     assert "unknown key trian" in done.stderr
 
 
-def run_here(
-    config: Path,
-    spark: SparkSession,
-    stage: Callable[[RunContext], JobSummary],
-    monkeypatch: pytest.MonkeyPatch,
-) -> int:
-    """Runs a stage in this process, with its session and its folder of temporary files, as build_features."""
-    monkeypatch.setattr(tempfile, "tempdir", str(config.parent))
-    parser = job_parser("build_features", "")
-    add_wait(parser)
-    arguments = parser.parse_args(["--config", str(config), "--run-date", RUN_DATE])
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    try:
-        sessions = runner.SharedSession(spark).of_job()
-        return runner.run_in_application("build_features", arguments, stage, print, sessions)
-    finally:
-        root.handlers = handlers
-
-
-def failure_in(message: str) -> list[str]:
-    """The lines of a message from the failure of the job on."""
-    return message[message.index("build_features failed") :].splitlines()
-
-
 def fail_on_a_full_disk(config: Path) -> tuple[str, Path]:
     """Standard error of a job that finds the disk full, and the file of stacks that it names."""
     draw = random.Random(7)
@@ -165,8 +113,9 @@ def fail_on_a_full_disk(config: Path) -> tuple[str, Path]:
     done = submit(config, preexec=fill_disk)
     assert done.returncode == 4, done.stderr
     assert done.stdout == ""
-    failed, remedy, stacks = failure_in(done.stderr)[:3]
-    assert "build_features failed in Spark" in failed
+    failed, remedy, stacks = done.stderr[done.stderr.index("build_features failed in Spark") :].splitlines()[
+        :3
+    ]
     assert "File too large" in failed
     assert remedy.startswith("  what to do: ")
     assert stacks.startswith("  stacks: ")
@@ -179,11 +128,11 @@ def assert_without_stacks(text: str) -> None:
     assert len(text.splitlines()) < 40, text
 
 
-def assert_holds_stacks(path: Path, error: str) -> None:
+def assert_holds_stacks(path: Path) -> None:
     """Those of the JVM, and that of the job."""
     text = path.read_text()
     assert "\tat org.apache.spark." in text
-    assert error in text
+    assert "OSError: [Errno 27]" in text
     assert 'jobs/runner.py", line ' in text
 
 
@@ -191,51 +140,31 @@ def test_a_full_disk_is_one_line_and_a_file(config: Path) -> None:
     message, stacks = fail_on_a_full_disk(config)
     assert_without_stacks(message)
     assert stacks.parent == config.parent / f"lake/logs/dt={RUN_DATE}"
-    assert_holds_stacks(stacks, "OSError: [Errno 27]")
+    assert_holds_stacks(stacks)
     assert left_behind(config) == []
 
 
-def test_where_the_lake_takes_no_file_it_is_a_temporary_one(
-    config: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_where_the_lake_takes_no_file_it_is_a_temporary_one(config: Path) -> None:
     (config.parent / "lake").mkdir()
     (config.parent / "lake/logs").touch()  # a file, so that nothing can be written below it
-
-    def stage(context: RunContext) -> JobSummary:
-        context.spark.range(1).selectExpr("raise_error('No space left on device')").collect()
-        raise AssertionError
-
-    assert run_here(config, spark, stage, monkeypatch) == 4
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    failed, remedy, named = failure_in(printed.err)[:3]
-    assert "No space left on device" in failed
-    assert remedy.startswith("  what to do: ")
-    (stacks,) = left_behind(config)
-    assert named == f"  stacks: {stacks}"
-    assert_without_stacks(printed.err)
-    assert_holds_stacks(stacks, "No space left on device")
+    message, stacks = fail_on_a_full_disk(config)
+    assert_without_stacks(message)
+    assert left_behind(config) == [stacks]
+    assert_holds_stacks(stacks)
 
 
-def test_a_typed_error_of_a_worker_has_no_stack_in_front(
-    config: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def stage(context: RunContext) -> JobSummary:
-        def fail(_: int) -> None:
-            raise DataError("part-0.tsv.gz is truncated", "deliver it again")
-
-        context.spark.sparkContext.parallelize([0], 1).foreach(fail)
-        raise AssertionError
-
-    assert run_here(config, spark, stage, monkeypatch) == 3
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert_without_stacks(printed.err)
-    failed, remedy, stacks = failure_in(printed.err)[:3]
-    assert failed == "build_features failed in a Spark worker: part-0.tsv.gz is truncated"
-    assert remedy == "  what to do: deliver it again"
-    assert stacks.startswith(f"  stacks: {config.parent}/lake/logs/dt={RUN_DATE}/build_features-")
-    assert_holds_stacks(Path(stacks.removeprefix("  stacks: ")), "DataError: part-0.tsv.gz is truncated")
+def test_a_typed_error_of_a_worker_has_no_stack_in_front(config: Path) -> None:
+    path = config.parent / f"raw/dt={DAYS[0]}/part-0.tsv"
+    packed = gzip.compress("".join(f"1\t{number}\ta\n" for number in range(5_000)).encode())
+    path.unlink()
+    path.with_suffix(".tsv.gz").write_bytes(packed[: len(packed) // 2])
+    done = submit(config)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == ""
+    assert_without_stacks(done.stderr)
+    message = done.stderr[done.stderr.index("build_features failed") :]
+    assert "part-0.tsv.gz" in message
+    assert f"  stacks: {config.parent}/lake/logs/dt={RUN_DATE}/build_features-" in message
 
 
 @pytest.mark.parametrize(
