@@ -157,11 +157,12 @@ class LastValues(Strict):
     the events of the row's item on the `days` days before the day of the row. The event with the latest event
     time counts. If several events have this time, or if the log has no event times, the last of them in the
     log counts. Nulls are skipped, so different columns may have their values from different events. If no
-    event of the item on these days has a value, the value is null. With event times, the value is also null
-    if the last event is not before the row. Events after the end of their day in `log.time_zone` are not
-    used. Features read these columns like columns of the table of items. The table `items`, with which lists
-    are scored, has the last values up to the run date. If the lists are compared with the test split
-    (measure.against=test_split), the events of the test split are left out. The section needs `split.by=day`.
+    event of the item on these days has a value, the value is null. If the log has event times, the value is
+    also null if that event is not earlier than the row. Events after the end of their day in `log.time_zone`
+    are not used. Features read these columns like columns of the table of items. The table `items`, with
+    which lists are scored, has the last values up to the run date. If the lists are compared with the test
+    split (measure.against=test_split), the events of the test split are left out. The section needs
+    `split.by=day`.
     """
 
     columns: Annotated[Names, Field(min_length=1)] = Field(

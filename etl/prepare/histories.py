@@ -44,8 +44,8 @@ def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = Non
 
     Args:
         rows: n rows with user_key and item_key (string, or a dictionary of strings), label, row_id (int64,
-            unique) and, if the log has them, group_key (the same types) and event_time (int64, µs). If a user
-            has a row in the table, all rows of this user on the day must be in the table.
+            unique) and, if the log has them, group_key (the same types) and event_time (int64, µs). The
+            rows belong to one day. If they contain one row of a user, they contain all rows of this user.
         history: the section `history` of the configuration.
         earlier: the last clicks on earlier days, with one row per user: user_key, items and, if the log has
             them, times. Users who are not in `rows` are ignored. None if there are no earlier days.
@@ -150,11 +150,11 @@ def lists_of_clicks(clicks: pa.Table) -> pa.Table:
 
 
 def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
-    """Merges the last clicks of several days, in ascending order of the days.
+    """Merges the last clicks of several days into one table.
 
-    Each element of `days` and the result have the columns user_key, items and, if the log has them, times.
-    Clicks of a later day are more recent than clicks of an earlier day. The result has one row per user with
-    at most `length` clicks, ordered by user_key.
+    `days` must be in ascending order. Each element of `days` and the result have the columns user_key, items
+    and, if the log has them, times. Clicks of a later day are more recent than clicks of an earlier day. The
+    result has one row per user with at most `length` clicks, ordered by user_key.
 
     Raises:
         ValueError: some days have times, and others do not.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 BROKEN, NOT_UTF8 = "json", "not_utf8"
 _HEAD_BYTES = 2**20  # number of bytes at the start of each file in which the reader looks for the columns
 _QUOTE, _OBJECT, _ARRAY = ord('"'), ord("{"), ord("[")
-_MOST_SHOWN = 20  # largest number of fields of a line in an error message
+_MOST_SHOWN = 20  # a message about a line names at most this number of its fields
 
 
 @dataclass(frozen=True)

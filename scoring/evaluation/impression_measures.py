@@ -100,7 +100,7 @@ def measure_impressions(
 def _lists(context: RunContext, published: Manifest, has_variants: bool) -> Rows:
     """Returns the lists: user_key, position, item_key, score, reason, model_version and variant.
 
-    Without variants, the variant is `all`.
+    If the lists have no variants, `variant` is `all`.
     """
     partition = context.lake.recommendations.partition(context.run_date)
     columns = ["user_id", "position", "item_id", "score", "reason", "model_version"]

@@ -435,7 +435,7 @@ def plain_rows(weight: Tensor, scales: Tensor | None, places: Tensor) -> Tensor:
 class HotShare:
     """The number of lookups since the last call of `take`, and how many of them were hot.
 
-    No call waits for the device.
+    No method waits for the device.
 
     Args:
         num_single: number of columns that have one id. In all other columns, PAD_ID does not count as a
