@@ -63,7 +63,6 @@ EXTENDED = (
     # Every store and catalogue. A log on Google's store, a lake on S3, the files of a lake on every store:
     # test_raw_stores.py, test_object_store.py, test_stores.py.
     "tests/etl/lakes/test_hdfs.py",
-    "tests/etl/lakes/test_lake_chains.py",
     "tests/etl/lakes/test_stores.py::test_a_store_does_what_a_local_folder_does[hdfs]",
     "tests/etl/lakes/test_stores.py::test_a_store_does_what_a_local_folder_does[azure]",
     "tests/etl/lakes/test_stores.py::test_a_large_file",

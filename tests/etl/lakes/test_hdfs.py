@@ -25,8 +25,15 @@ RUN_DATE = "2026-01-03"
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 
 
-@pytest.mark.parametrize("lake_store", ["s3", "hdfs"])
-@pytest.mark.parametrize("engine", ["arrow", "sql"])
+@pytest.mark.parametrize(
+    "engine, lake_store",
+    [
+        ("arrow", "hdfs"),
+        ("sql", "s3"),
+        pytest.param("arrow", "s3", marks=pytest.mark.large),
+        pytest.param("sql", "hdfs", marks=pytest.mark.large),
+    ],
+)
 def test_a_job_by_spark_submit_from_hdfs_to_a_store_equals_the_oracle(
     hdfs: str, object_store: ObjectStore, tmp_path: Path, engine: str, lake_store: str
 ) -> None:

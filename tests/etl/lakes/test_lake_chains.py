@@ -38,6 +38,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield "s3a://chains"
 
 
+@pytest.mark.large
 def test_without_spark_on_hdfs(hdfs: str, expected: dict[str, pa.Table]) -> None:
     _check(f"{hdfs}/chain/lake", "auto", expected)
 
