@@ -44,7 +44,6 @@ EXTENDED = (
     # Long faults. A publish, a refit, prepared rows and two trainings: the other files of tests/faults,
     # tests/storage/test_publish_faults.py.
     "tests/faults/test_sigkill.py",
-    "tests/faults/test_application_kills.py",
     "tests/faults/test_training_kills.py",
     "tests/faults/test_prepared_kills.py::*between two days",
     "tests/faults/test_prepared_kills.py::*before the features",
@@ -80,7 +79,6 @@ EXTENDED = (
     "tests/etl/lakes/test_late_files.py::*[sql]",
     "tests/etl/lakes/test_mixed_files.py::*[sql-",
     "tests/etl/spark/test_catalogues.py::test_tables_of_a_catalogue",
-    "tests/etl/spark/test_catalogues.py::test_the_job_with_a_profile",
     # Plans of every operator on a GPU. The plan of a whole build: test_golden.py.
     "tests/plans/test_operators.py",
     # Blocks of a day learn what a frame in memory learns (the same file), and a frame learns what Spark does

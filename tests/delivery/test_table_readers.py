@@ -109,6 +109,7 @@ def location_of(kind: str, folder: Path) -> str:
     return str(metadata / f"v{(metadata / 'version-hint.text').read_text().strip()}.metadata.json")
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("kind", sorted(NAMES))
 def test_tables_of_a_catalogue(readers: TableReaders, tmp_path: Path, kind: str) -> None:
     require_jars()

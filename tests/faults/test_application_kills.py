@@ -24,7 +24,7 @@ from tests.faults.job_processes import (
 )
 from tests.processes import environment, wait_for
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.large, pytest.mark.processes, pytest.mark.timeout(1500)]
 
 
 @dataclass

@@ -70,6 +70,7 @@ def test_tables_of_a_catalogue(expected: dict[str, Any], tmp_path: Path, kind: s
     assert third["users"] == [user for user in first["users"] if user != USER]
 
 
+@pytest.mark.large
 def test_the_job_with_a_profile(expected: dict[str, Any], tmp_path: Path) -> None:
     """The first job has no metastore, and names the remedy. The second has, and no other program prepares it."""
     require_jars()
