@@ -52,7 +52,8 @@ EXTENDED = (
     "tests/faults/test_prepared_kills.py::*after the first prepared file",
     "tests/training/test_signed_requests.py::test_a_training_completes_while_strangers",
     "tests/delivery/test_jdbc.py::test_a_delivery_that_dies_at_any_statement_leaves_a_whole_day[all]",
-    # Tables of a sink, by frames of Spark, in catalogues and for other readers. Rows and commits: test_table.py.
+    # Tables of a sink, by frames of Spark and for other readers. Rows and commits: test_table.py. `make large-test` has
+    # the tables of catalogues.
     "tests/delivery/test_table_readers.py",
     "tests/delivery/test_table.py::test_a_killed_delivery_leaves_the_old_day",
     "tests/delivery/test_table.py::test_frames_of_spark_give_the_same_rows",
