@@ -63,9 +63,9 @@ class WorkflowConfig(Strict):
     )
     device: Literal["cpu", "cuda"] = Field(
         default="cpu",
-        description="Where tasks find the fields of a text log (`tsv`, `csv`), count values and look up "
-        "features. `cuda`: on GPUs, by one process for each GPU of this machine, or by the tasks of a "
-        "Spark profile whose `spark.task.resource.gpu.amount` is 1. Without such a GPU, and for other "
+        description="The device on which tasks find the fields of a text log (`tsv`, `csv`), count values "
+        "and look up features. `cuda`: on GPUs, by one process for each GPU of this machine, or by the tasks "
+        "of a Spark profile whose `spark.task.resource.gpu.amount` is 1. Without such a GPU, and for other "
         "formats, tasks work as with `cpu`. Both values give the same tables. The speed on a GPU has not "
         "been measured yet, so `cpu` is the default (docs/gpu.md).",
     )

@@ -654,7 +654,7 @@ class Label(Strict):
 
     @property
     def is_only_clicks(self) -> bool:
-        """Returns whether every row is a click, because the log has no column with a label."""
+        """Returns whether every row is a click. This is true if the log has no column with a label."""
         return self.column is None
 
     @property

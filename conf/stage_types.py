@@ -405,8 +405,8 @@ class ServingExperiment(Strict):
     )
     min_users: PositiveInt = Field(
         default=200,
-        description="Smallest number of users with clicks in each variant, added up over days, with which "
-        "`stop_below` can stop the experiment.",
+        description="`stop_below` can stop the experiment only if each variant has at least this number of "
+        "users with clicks, added up over days.",
     )
     resume: IsoDate | None = Field(
         default=None,
@@ -441,7 +441,7 @@ class ServingExperiment(Strict):
         return self.start <= run_date <= (self.end or run_date)
 
     def first_date(self, run_date: str) -> str:
-        """Returns the first run date whose figures are used on a run date: `start`, or a past `resume`."""
+        """Returns the date from which figures count on a run date: `start`, or `resume` if it is past."""
         return self.resume if self.resume is not None and self.resume <= run_date else self.start
 
 
