@@ -61,7 +61,7 @@ def read_experiments(path: str) -> Experiments:
 
 
 def plan_experiments(config: Config, experiments: Experiments, path: str) -> list[Experiment]:
-    """Returns the experiments of a file, in the order of the file. A grid varies its last key fastest.
+    """Returns the experiments of a file, in the order of the file. In a grid, the last key changes fastest.
 
     Args:
         config: the configuration that the experiments change.
@@ -354,8 +354,8 @@ class SearchedValues(Strict):
         return self
 
 
-# A position within a range, as a share of its length. In a range of real numbers, the value at this position
-# is almost never an integer.
+# Where in a range of real numbers a value is checked, as a share of the range's length. The value there is
+# almost never an integer.
 _BETWEEN = 0.3819660112501051
 
 

@@ -59,7 +59,7 @@ class SourceSettings(Strict):
 
     @property
     def segments(self) -> list[str]:
-        """Returns the segments that the source needs: features of users, or columns of user_attributes."""
+        """Returns the features of users, or columns of user_attributes, that define the source's segments."""
         return []
 
 

@@ -85,8 +85,8 @@ def ignore_imported() -> None:
     """Excludes the objects that exist now from later searches.
 
     Only the first call in a process has an effect. Call this after the imports of a process. Garbage among
-    the excluded objects is never freed. If later calls had an effect, they would also keep the garbage of the
-    work since the first call.
+    the excluded objects is never freed. Later calls have no effect, because they would also keep garbage that
+    was created since the first call.
     """
     if gc.get_freeze_count() == 0:
         gc.freeze()

@@ -522,7 +522,7 @@ class Train(Strict):
     keep: Literal["best", "last"] = Field(
         default="best",
         description="Which weights a trained model has. `best`: those with the best measure on the "
-        "validation split, among the ends of all epochs and the evaluations every `evaluate_every_steps` "
+        "validation split, which is evaluated at the end of each epoch and every `evaluate_every_steps` "
         "steps. The measure is `stop_at.metric`, or the AUC. For each new best value, a checkpoint is saved. "
         "If there is no space for the checkpoint, the model has the weights of the last step, and a warning "
         "names the best step. `last`: those of the last step.",

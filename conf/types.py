@@ -523,7 +523,7 @@ class Config(Strict):
         taken = [*known, *self.reserved]
         known |= self.serving.new_columns(self.split.by, self.keys, self.log.event_time, taken)
         features = [name for group in self.features for name in group.columns]
-        if not self.prepare:  # the operators of `prepare` add columns
+        if not self.prepare:  # the operators of `prepare` may add columns
             reject_unknown("features.columns", features, known)
             reject_unknown("quality.exempt", self.quality.exempt, set(features))
         for group in self.features:
