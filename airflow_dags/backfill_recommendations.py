@@ -1,15 +1,15 @@
 """### The lists of past days, one after another
 
-Runs `daily_recommendations` for each day from `from` to `to`. Each day starts when the day before has ended,
-because a daily run needs the lists of the day before. It measures these lists, and compares the new lists
-with them. If a day fails, the later days still run. Correct the cause of the failure, then clear the task of
-the failed day.
+Runs `daily_recommendations` for each day from `from` to `to`. The run of a day starts when the run of the day
+before has ended, because it needs the lists of that day: it measures them, and compares its new lists with
+them. If a day fails, the later days still run. Correct the cause of the failure, then clear the task of the
+failed day.
 
 | | |
 |---|---|
 | days | Params `from` and `to`, both included |
 | published days | Param `when_published`: `skip` skips such days, `rerun` repeats stages with new inputs |
-| scheduled runs | `daily_recommendations` has one run at a time, so scheduled runs wait for past days |
+| scheduled runs | may have to wait, because `daily_recommendations` has only one run at a time |
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def days(variable: str, params: Any = None, run_id: Any = None) -> list[dict[str
         params: the Params of the run.
         run_id: the id of the run.
     """
-    asked = asked_overrides(params, read_settings(variable))  # rejected here, before the first day starts
+    # Fails on a wrong Param `set` before the first day starts.
+    asked = asked_overrides(params, read_settings(variable))
     options = {"when_published": params["when_published"], "set": list(asked)}
     return [
         {"trigger_run_id": f"{run_id}__{day}", "conf": {"run_date": day, **options}}
@@ -71,7 +72,7 @@ def create_backfill(dataset: Dataset) -> DAG:
         TriggerDagRunOperator.partial(
             task_id="night",
             trigger_dag_id=dataset.id_of(DAILY),
-            logical_date=None,  # the Param gives the day, and two runs must not share a logical date
+            logical_date=None,  # a run has no logical date, which must be unique; its Param gives the day
             wait_for_completion=True,
             fail_when_dag_is_paused=True,  # a run of a paused DAG would never start
             poke_interval=_LOOK_EVERY_S,

@@ -52,7 +52,7 @@ def all_overrides(call: Call, settings: Settings) -> tuple[str, ...]:
 
 
 def doctor_arguments(call: Call, settings: Settings, master: str) -> list[str]:
-    """Returns the arguments of Python that check the node, the job's Spark profile and the lake."""
+    """Returns the arguments for Python to check the node, the job's Spark profile and the lake."""
     words = ["--profile", settings.profile(call.job), "--master", master, "--config", settings.config]
     for override in all_overrides(call, settings):
         words += ["--set", override]
@@ -60,6 +60,6 @@ def doctor_arguments(call: Call, settings: Settings, master: str) -> list[str]:
 
 
 def beside(program: str, name: str) -> str:
-    """Returns the path of the program `name` beside `program`; `name` if `program` has no folder."""
+    """Returns the path of the program `name` in the folder of `program`; `name` if `program` has none."""
     path = PurePosixPath(program)
     return name if path.name == program else str(path.with_name(name))

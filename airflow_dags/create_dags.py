@@ -1,8 +1,8 @@
 """Creates the three DAGs of a dataset.
 
 Call `create_dags` in a DAG file of the dataset, beside the folder airflow_dags. Each dataset needs a separate
-file. If a file has an import error, Airflow schedules none of its DAGs. So a wrong dataset would stop all
-other datasets in the same file.
+file. If a file has an import error, Airflow schedules none of its DAGs. So an error in one dataset would stop
+the DAGs of all datasets in the same file.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """### The lists of one day
 
 Waits for the day's raw log, checks the log's quality, builds features and candidates, and makes the lists of
-all users. With `score.blend: auto`, it first learns a blend if the champion has none. Then it checks and
-delivers the published lists, and measures the lists of the day before. The report is written even if a stage
-fails.
+all users. With `score.blend: auto`, a run first chooses how scores are blended, if the champion has no blend
+yet. Then it checks and delivers the published lists, and measures the lists of the day before. The report is
+written even if a stage fails.
 
 | | |
 |---|---|
@@ -11,7 +11,7 @@ fails.
 | a published day | stages with unchanged inputs are skipped; `when_published: skip` skips all stages |
 | one value changed for one run | Param `set`, such as `["quality.psi_stop=0.5"]` |
 | a failed task | its log ends with cause and remedy; exit codes 2 (configuration), 3 (data) are not retried |
-| order | one run at a time, because each day depends on the day before; never with `weekly_training` |
+| order | one run at a time, because each day needs the day before; never during `weekly_training` |
 
 See docs/airflow.md for more.
 """

@@ -133,7 +133,10 @@ class Dataset:
         return base if self.name == DEFAULT else f"{base}__{self.name}"
 
     def time_limit(self, job: str) -> timedelta:
-        """Returns the maximum duration of a job. After this time the job is ended and the task is retried."""
+        """Returns the maximum duration of a job.
+
+        After this time, Airflow ends the job and retries the task.
+        """
         otherwise = _HOURS_OF_JOBS.get(job, self.task_hours.get(DEFAULT, _HOURS))
         return timedelta(hours=self.task_hours.get(job, otherwise))
 

@@ -59,7 +59,7 @@ def days_between(first: str, last: str) -> list[str]:
         raise AirflowFailException(
             f"between the Params from={first} and to={last} there are {count} days, both days included, but "
             f"1 to {_MOST_DAYS} days are allowed\n"
-            f"  what to do: set `to` to the day in `from` or to one of the {_MOST_DAYS - 1} days after it"
+            f"  what to do: choose for `to` the day of `from`, or a day at most {_MOST_DAYS - 1} days later"
         )
     return [(start + timedelta(days=days)).isoformat() for days in range(count)]
 

@@ -40,7 +40,7 @@ class JobHook(SparkSubmitHook):
             return None
         code = int(self._submit_sp.returncode)
         if self._is_kubernetes and self._spark_exit_code:
-            return int(self._spark_exit_code)  # the exit code of the driver's pod
+            return int(self._spark_exit_code)  # the driver runs in a pod
         return 128 - code if code < 0 else code
 
     def submit(self, application: str = "", **options: Any) -> str | None:
@@ -73,7 +73,7 @@ class JobHook(SparkSubmitHook):
         return [python, *command[start:]]
 
     def _python_of_local_jobs(self) -> str | None:
-        """Returns the Python beside spark-submit; None if there is none, or if the job needs spark-submit."""
+        """Returns the Python in spark-submit's folder; None if missing, or if the job needs spark-submit."""
         connection = self._connection
         if not str(connection["master"]).startswith("local") or connection["deploy_mode"] == "cluster":
             return None

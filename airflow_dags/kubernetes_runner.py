@@ -45,7 +45,7 @@ class KubernetesRunner(Runner):
         except HTTPError as error:
             raise AirflowException(f"the Kubernetes API cannot be reached: {error}") from error
         except AirflowException as error:
-            if isinstance(error.__context__, AirflowTaskTimeout):  # its clean-up raised another error
+            if isinstance(error.__context__, AirflowTaskTimeout):  # Airflow's clean-up after it failed too
                 raise error.__context__ from None
             raise
         finally:
@@ -73,7 +73,7 @@ class KubernetesRunner(Runner):
             name=f"nightrank-{job.replace('_', '-')}-{self.call.run_date}",
             namespace=runner.namespace,
             image=runner.image_of(job),
-            arguments=self._words(),  # the image's entry point runs them
+            arguments=self._words(),  # the image's entry point runs this command
             env_vars=self._environment(),
             service_account_name=runner.service_account,
             container_resources=k8s.V1ResourceRequirements(**amounts) if amounts else None,
@@ -83,7 +83,7 @@ class KubernetesRunner(Runner):
             base_container_name=_CONTAINER,
             startup_timeout_seconds=runner.startup_timeout_s,
             log_events_on_failure=True,
-            log_pod_spec_on_failure=False,  # it contains the environment
+            log_pod_spec_on_failure=False,  # the pod spec contains the environment variables
             callbacks=[_summary_reader(self)],
             do_xcom_push=False,
             deferrable=False,
@@ -160,7 +160,7 @@ class KubernetesRunner(Runner):
             return AirflowException(answer)
         return AirflowFailException(
             f"{answer}\n  what to do: correct the key `runner` of the Airflow Variable "
-            f"{self.settings.variable!r} or its pod template"
+            f"{self.settings.variable!r} or the pod template that it names"
         )
 
 
@@ -174,7 +174,7 @@ def exit_code_of(pod: k8s.V1Pod | None) -> int | None:
 
 
 def _pod_in(folder: str) -> k8s.V1Pod:
-    """Returns the part of the pod that the operator has no argument for: the working folder of the job."""
+    """Returns a pod with only the working folder of the job, for which the operator has no argument."""
     container = k8s.V1Container(name=_CONTAINER, working_dir=folder)
     return k8s.V1Pod(metadata=k8s.V1ObjectMeta(), spec=k8s.V1PodSpec(containers=[container]))
 

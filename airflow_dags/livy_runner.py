@@ -119,7 +119,7 @@ class LivyRunner(Runner):
         if not isinstance(earlier, dict) or self._hook is None:
             return
         try:
-            # The name is compared, because a restarted Livy counts its batches from 0 again.
+            # The id alone is not enough, because a restarted Livy counts its batches from 0 again.
             if self._hook.get_batch(earlier["batch"]).get("name") == earlier["name"]:
                 self._hook.delete_batch(earlier["batch"])
         except AirflowException as error:

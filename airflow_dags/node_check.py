@@ -57,7 +57,7 @@ def check_node(call: Call, settings: Settings, log: Any) -> None:
 
 
 def _command(call: Call, settings: Settings) -> list[str]:
-    """Returns the command of the checks, with the interpreter beside spark-submit.
+    """Returns the command of the checks, with the Python interpreter in the folder of spark-submit.
 
     Raises:
         AirflowFailException: there is no such interpreter, no folder of the checks, or no Spark connection.

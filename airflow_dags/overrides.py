@@ -3,9 +3,9 @@
 Everybody who may trigger a run can set this Param, even people who may not read the lake or the jobs'
 credentials. If the Param could change addresses, they could send data and passwords to another place
 (`deliver.sinks`, `watch.push_gateway`). If it could change paths, they could read other data (`log.path`,
-`lake`) or load other code (`driver_jar`). So the Param may change only keys that decide how a run computes.
-The key `param_keys` of the Airflow Variable of the dataset replaces the list of allowed keys. Overrides in
-the Variable may change any key.
+`lake`) or load other code (`driver_jar`). So the Param may change only keys that affect how a run computes
+its results. The key `param_keys` of the Airflow Variable of the dataset replaces the list of allowed keys.
+Overrides in the Variable may change any key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-_MOST_TEXT = 10_000  # number of characters of an override
+_MOST_TEXT = 10_000  # maximum number of characters of an override
 
 # A name that ends with a dot allows all keys below it, if their values are plain values or lists of plain
 # values. Any other name allows exactly that key, with any value.
@@ -119,7 +119,8 @@ def is_allowed(key: str, allowed: Sequence[str]) -> bool:
 def _not_plain(text: str) -> str | None:
     """Returns what is wrong with a value; None if it is a plain value or a list of plain values.
 
-    A plain value is a scalar of YAML, such as a number, a string or a date. So it cannot contain keys.
+    A plain value is a scalar of YAML, such as a number, a string or a date. So a value that is allowed cannot
+    set any keys below its own key.
     """
     try:
         value = yaml.safe_load(text)

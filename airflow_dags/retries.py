@@ -8,9 +8,10 @@ _HOPELESS = {2: "bad configuration", 3: "bad data"}
 
 
 def failure(job: str, code: int | None, error: Exception) -> AirflowException:
-    """Returns the exception for a failed job. It decides whether Airflow retries the task.
+    """Returns the exception for a failed job.
 
-    The task is not retried after exit code 2 (bad configuration) or 3 (bad data).
+    The type of the exception decides whether Airflow retries the task. The task is not retried after exit
+    code 2 (bad configuration) or 3 (bad data).
     """
     if code in _HOPELESS:
         return AirflowFailException(

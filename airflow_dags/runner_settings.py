@@ -43,11 +43,11 @@ class RunnerSettings:
     poll_s: float = 5
 
     def image_of(self, job: str) -> str | None:
-        """Returns the image of the pod of a job; None for that of the pod template."""
+        """Returns the image of the pod of a job; None if the pod template sets the image."""
         return self.image.get(job, self.image.get("default"))
 
     def resources_of(self, job: str) -> Mapping[str, Mapping[str, str]]:
-        """Returns the requests and limits of the pod of a job; empty for those of the pod template."""
+        """Returns the requests and limits of the pod of a job; empty if the pod template sets them."""
         return self.resources.get(job, self.resources.get("default", {}))
 
 

@@ -69,7 +69,7 @@ class Runner(ABC):
 
 
 def runner_for(call: Call, settings: Settings, log: Any) -> Runner:
-    """Returns the runner of the settings for a job.
+    """Returns the runner that the settings choose, for one job.
 
     Raises:
         AirflowFailException: the provider of the runner is not installed on this worker.

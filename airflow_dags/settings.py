@@ -144,8 +144,8 @@ def _check_livy(values: Mapping[str, Any]) -> None:
     """Raises SettingError for a key that has no meaning for Livy, which starts jobs on its own machine."""
     remedies = {
         "spark_submit": "remove the key, because Livy has its own spark-submit",
-        "spark_connection": "remove the key, because livy.spark.master of Livy is the master",
-        "environment": "set the variables for Livy, and spark.executorEnv.<name> in the Spark profile",
+        "spark_connection": "remove the key, because Livy's setting livy.spark.master names the master",
+        "environment": "set them where Livy runs, and spark.executorEnv.<name> in the Spark profile",
         "check_node": "set check_node to false, because the checks cannot run on the machine of Livy",
     }
     for key, remedy in remedies.items():

@@ -117,5 +117,5 @@ def stage(
 
 
 def stages_of(dataset: Dataset, **common: Any) -> Callable[..., JobOperator]:
-    """Returns the function `stage` for a dataset. `common` are arguments that all of its tasks share."""
+    """Returns the function `stage` for a dataset. `common` are arguments for all tasks that it creates."""
     return partial(stage, dataset=dataset, **common)

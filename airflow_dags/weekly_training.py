@@ -55,7 +55,7 @@ class FeaturesOfChampion(JobOperator):
         """Runs build_features. Skips the task if the gate promoted the challenger or there is no champion."""
         evaluated = context["ti"].xcom_pull(task_ids="evaluate_model")
         if evaluated["promoted"] or evaluated["champion"] is None:
-            raise AirflowSkipException("the features are already those of the model that serves")
+            raise AirflowSkipException("nothing to build: the challenger serves, or there is no champion")
         return super().execute(context)
 
 

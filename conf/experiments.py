@@ -1,4 +1,4 @@
-"""Experiments files: their types, the configurations of their trainings, and the chosen experiment."""
+"""Experiments files: their types, the configurations of trainings, and files for a chosen experiment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Experiment:
     Attributes:
         name: the name of the experiment.
         changes: maps dotted keys to values. A key of a section comes after the section itself: `model.dim`
-            comes after `model`. If the value of `model` is a model file, it is the absolute path of the file.
+            comes after `model`. A model file is given by its absolute path.
         configs: maps each seed to the configuration of the training with this seed.
     """
 
@@ -61,15 +61,15 @@ def read_experiments(path: str) -> Experiments:
 
 
 def plan_experiments(config: Config, experiments: Experiments, path: str) -> list[Experiment]:
-    """Returns the experiments of a file, in the order of the file. A grid varies its last key fastest.
+    """Returns the experiments of a file, in the order of the file. In a grid, the last key changes fastest.
 
     Args:
         config: the configuration that the experiments change.
         experiments: the content of the file.
-        path: the experiments file. Paths of model files are relative to it.
+        path: the experiments file. Paths of model files are relative to its folder.
 
     Raises:
-        ConfigError: there are too many trainings, a key may not vary, or the configuration refuses a value.
+        ConfigError: there are too many trainings, a key must not vary, or a value is wrong for its key.
     """
     seeds = experiments.repeat_seeds or [config.train.seed]
     named = len(experiments.runs or ()) or math.prod(map(len, (experiments.grid or {}).values()))
@@ -86,7 +86,7 @@ def plan_experiments(config: Config, experiments: Experiments, path: str) -> lis
 
 
 def plan_space(config: Config, experiments: Experiments, path: str) -> dict[str, list[Experiment]]:
-    """Returns experiments that check the space of a search before the first trial, by searched key.
+    """Returns, for each searched key, experiments with which the space is checked before the first trial.
 
     The experiments of a key change only this key, to each of its choices or to the ends of its range. For a
     range of real numbers, a value between the ends is checked too. Without this value, a range of real
@@ -98,7 +98,7 @@ def plan_space(config: Config, experiments: Experiments, path: str) -> dict[str,
         experiments: the content of a file with the key `search`.
 
     Raises:
-        ConfigError: a key may not vary, or the configuration refuses a value.
+        ConfigError: a key must not vary, or a value is wrong for its key.
     """
     space = experiments.search.space if experiments.search else {}
     planned = {}
@@ -159,7 +159,7 @@ def _experiment(
 
 
 def _model_file(name: str, path: str) -> str:
-    """Returns the absolute path of a model file, whose name is relative to the experiments file."""
+    """Returns the absolute path of a model file, named relative to the folder of the experiments file."""
     return os.path.abspath(Path(path).parent / name)
 
 
@@ -234,7 +234,7 @@ def _require_comparable(intro: str, key: str, value: Any) -> None:
             else f"the configuration has no section {section}"
         )
         remedy = (
-            f"change {section} in the configuration, run build_features, and compare on that dataset"
+            f"change {section} in the configuration, run build_features, and compare on the new dataset"
             if known
             else "write a key of the section model or train, such as train.learning_rate"
         )
@@ -271,7 +271,8 @@ class ExperimentRun(Strict):
         alias="set",
         description="Maps dotted keys in the sections `model` and `train` to their values, such as "
         "`train.learning_rate: 0.001`. The key `model` replaces the whole model; its value is a section or "
-        "the name of a model file, relative to the experiments file. Empty: the configuration as it is.",
+        "the name of a model file, relative to the folder of the experiments file. Empty: the configuration "
+        "as it is.",
     )
 
 
@@ -353,8 +354,8 @@ class SearchedValues(Strict):
         return self
 
 
-# A position within a range, as a share of its length. In a range of real numbers, the value at this position
-# is almost never an integer.
+# Where in a range of real numbers a value is checked, as a share of the range's length. The value there is
+# almost never an integer.
 _BETWEEN = 0.3819660112501051
 
 
@@ -372,8 +373,8 @@ class Search(Strict):
     timeout: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds from the first trial of a run of the job, after which no new trial begins. A "
-        "trial that has begun is completed. Null: no limit.",
+        description="Time limit in seconds, counted from the first trial of a run of the job. Later, no new "
+        "trial begins. A trial that has begun is completed. Null: no limit.",
     )
     space: dict[str, SearchedValues] = Field(
         min_length=1,
@@ -413,7 +414,7 @@ class Experiments(Strict):
     )
     runs: list[ExperimentRun] | None = Field(
         default=None,
-        description="The experiments, one after another. Null: the file has the key `grid` or `search`.",
+        description="The list of experiments. Null: the file has the key `grid` or `search`.",
     )
     grid: dict[str, list[Any]] | None = Field(
         default=None,
@@ -435,8 +436,9 @@ class Experiments(Strict):
         default="log_loss",
         description="Measure on the validation split that decides which experiment is the best. `auc`: the "
         "largest area under the ROC curve. `log_loss`: the smallest mean log loss. `normalized_entropy`: the "
-        "smallest log loss, divided by that of the click rate as the prediction of every row. The last two "
-        "need `train.loss: bce`. Measures of lists, such as NDCG, are not available on the validation split.",
+        "smallest ratio of the log loss to that of a model that predicts the click rate for every row. The "
+        "last two need `train.loss: bce`. Measures of lists, such as NDCG, are not available on the "
+        "validation split.",
     )
 
     @model_validator(mode="after")
@@ -507,14 +509,14 @@ def _written(key: str, value: Any) -> str:
 def configuration_files(
     path: str, config_path: str, changes: Mapping[str, Any], config: Config, model: ModelConfig
 ) -> dict[str, str]:
-    """Returns the texts of a configuration file that extends the compared file, and of its model file.
+    """Returns the texts of a new configuration file, which extends `config_path`, and of its model file.
 
     The new file contains `model` and the changed keys of `train`, and inherits all others. If no key of
     `model` differs, there is no model file. The new file keeps the seed of the extended file.
 
     Args:
-        path: the path of the configuration file. The model file is next to it.
-        config_path: the compared configuration file.
+        path: the path of the configuration file. The model file is in the same folder.
+        config_path: the configuration file of the comparison.
         changes: the settings of the experiment.
         config: the configuration of one training of the experiment.
         model: the model of this configuration with all settings of its architecture.

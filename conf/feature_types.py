@@ -63,9 +63,9 @@ class WorkflowConfig(Strict):
     )
     device: Literal["cpu", "cuda"] = Field(
         default="cpu",
-        description="Where tasks find the fields of a text log (`tsv`, `csv`), count values and look up "
-        "features. `cuda`: on GPUs, by one process for each GPU of this machine, or by the tasks of a "
-        "Spark profile whose `spark.task.resource.gpu.amount` is 1. Without such a GPU, and for other "
+        description="The device on which tasks find the fields of a text log (`tsv`, `csv`), count values "
+        "and look up features. `cuda`: on GPUs, by one process for each GPU of this machine, or by the tasks "
+        "of a Spark profile whose `spark.task.resource.gpu.amount` is 1. Without such a GPU, and for other "
         "formats, tasks work as with `cpu`. Both values give the same tables. The speed on a GPU has not "
         "been measured yet, so `cpu` is the default (docs/gpu.md).",
     )
@@ -88,24 +88,26 @@ class History(Strict):
     log. Without an event time, they are ordered by their position. The list of a row contains only earlier
     clicks, so it does not contain the row's own click. If the log has groups (keys.group), all rows of a
     group have the list of the group's first row. The reason is that clicks in the group are not known yet
-    when the group is shown. Features read the column like a column of the log. The table `users`, with which
-    lists are scored, has the last clicks up to the run date. If the lists are compared with the test split
-    (measure.against=test_split), the rows of the test split are left out.
+    when the group is shown. Features read the column like a column of the log. Lists are scored with the
+    histories in the table `users`, which contain the last clicks up to the run date. If the lists are
+    compared with the test split (measure.against=test_split), these histories contain no clicks of the test
+    split.
     """
 
     column: ColumnName = Field(default="history", description="Name of the new column, a list of strings.")
     ages: ColumnName | None = Field(
         default=None,
         description="Name of another new column with a list of integers: for each item of the history, the "
-        "seconds from its click to the user's last click before the row. The first item is that of "
-        "this last click, so the first number is 0. The operator `bucketize` turns the list into ids, "
-        "which a model such as `hstu` reads. The column needs log.event_time. Null: no such column.",
+        "seconds from its click to the user's last click before the row. The first item of the history is "
+        "the item of this last click, so the first number is 0. The operator `bucketize` turns the list into "
+        "ids, which a model such as `hstu` reads. The column needs log.event_time. Null: no such column.",
     )
     length: PositiveInt = Field(default=50, description="Largest number of items in a list.")
     days: Days | None = Field(
         default=None,
-        description="Number of days before the day of a row whose clicks are used. It is required with "
-        "split.by=day. With another split.by it is refused, because all rows of the log are used.",
+        description="Number of days whose clicks are used. They end with the day before the row. It is "
+        "required with split.by=day. With another split.by it is refused, because all rows of the log are "
+        "used.",
     )
 
     @property
@@ -116,8 +118,8 @@ class History(Strict):
     def new_columns(self, split_by: str, columns: Collection[str], *, timed: bool) -> set[str]:
         """Returns the names of the columns that the section adds.
 
-        Raises ValueError if a column is not new, if `ages` is set for a log without times, or if `days` does
-        not fit the split.
+        Raises ValueError if a column is not new, if `ages` is set for a log without times, or if `days` is
+        missing for split.by=day or set for another split.
 
         Args:
             split_by: the value of split.by.
@@ -158,11 +160,11 @@ class LastValues(Strict):
     time counts. If several events have this time, or if the log has no event times, the last of them in the
     log counts. Nulls are skipped, so different columns may have their values from different events. If no
     event of the item on these days has a value, the value is null. If the log has event times, the value is
-    also null if that event is not earlier than the row. Events after the end of their day in `log.time_zone`
-    are not used. Features read these columns like columns of the table of items. The table `items`, with
-    which lists are scored, has the last values up to the run date. If the lists are compared with the test
-    split (measure.against=test_split), the events of the test split are left out. The section needs
-    `split.by=day`.
+    also null if the event that counts is not earlier than the row. An event is not used if its time is after
+    the end of its log's day in `log.time_zone`. Features read these columns like columns of the table of
+    items. Lists are scored with the table `items`, which has the last values up to the run date. If the lists
+    are compared with the test split (measure.against=test_split), these values come from no event of the test
+    split. The section needs `split.by=day`.
     """
 
     columns: Annotated[Names, Field(min_length=1)] = Field(
@@ -171,8 +173,9 @@ class LastValues(Strict):
     )
     days: Days = Field(
         default=14,
-        description="Number of days before the day of a row whose events are used. Days without a log are "
-        "skipped. With a larger number, fewer items have a null, and a run reads more small tables.",
+        description="Number of days whose events are used. They end with the day before the row. Days "
+        "without a log are skipped. With a larger number, fewer items have a null, and a run reads more "
+        "small tables.",
     )
 
     @property
@@ -238,7 +241,10 @@ class Negatives(Strict):
     seed: Seed = Field(default=0, description="Seed of the draws.")
 
     def is_drawn(self, row_id: int) -> bool:
-        """Returns whether a row of a feature table was drawn. `etl.raw.splits` numbers the rows."""
+        """Returns whether a row of a feature table is a drawn negative.
+
+        `etl.raw.splits` chooses the ids of rows.
+        """
         return row_id % (self.per_positive + 1) != 0
 
 

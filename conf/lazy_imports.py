@@ -1,4 +1,4 @@
-"""Imports of pyspark and pandas, which take time: pyspark is imported late, and pandas is refused.
+"""Avoids slow imports: pyspark is imported at its first use, and imports of pandas can be refused.
 
 Operators have code for Spark and for Arrow in one file. A process that only encodes or scores Arrow tables
 need not import pyspark. The import would take half a second, and the package may not be installed. So `F`,
@@ -29,7 +29,7 @@ else:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            if attribute.startswith("__"):  # pickle, copy and doctest look up such attributes
+            if attribute.startswith("__"):  # looked up by pickle, copy and doctest, which need no pyspark
                 raise AttributeError(attribute)
             target = import_module(self._module)
             value = getattr(getattr(target, self._name) if self._name else target, attribute)
@@ -67,4 +67,4 @@ def allow_pandas() -> None:
     sys.meta_path.remove(_finder)
     import pyarrow as pa
 
-    pa.array([0]).to_pandas()  # pyarrow tries to import pandas again only in conversions that need it
+    pa.array([0]).to_pandas()  # only such a conversion makes pyarrow import pandas again

@@ -45,8 +45,8 @@ class SourceSettings(Strict):
     """Base of the settings of all sources.
 
     Attributes:
-        every_item: whether the source proposes every item. If true, it cannot be combined with other sources,
-            and it returns null instead of a list of all items.
+        every_item: whether the source proposes every item. Such a source cannot be combined with other
+            sources, and returns null instead of a list of all items.
     """
 
     every_item: ClassVar[bool] = False
@@ -59,7 +59,7 @@ class SourceSettings(Strict):
 
     @property
     def segments(self) -> list[str]:
-        """Returns the segments that the source needs: features of users, or columns of user_attributes."""
+        """Returns the features of users, or columns of user_attributes, that define the source's segments."""
         return []
 
 
@@ -79,8 +79,8 @@ class ModelSource(SourceSettings):
 
     n: PositiveInt = Field(default=200, description="Largest number of items of this source for a user.")
     model: ModelConfig = Field(
-        description="The model, of an architecture with vectors of users and items: a section with the "
-        "keys of `model`, or the name of a model file."
+        description="The model, whose architecture must have vectors of users and items. Write a section "
+        "with the keys of `model`, or the name of a model file."
     )
 
 
@@ -128,7 +128,7 @@ def _require_known(values: Any) -> Any:
 
 
 def _read(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Reads a source with the type of its settings."""
+    """Validates the settings of a source with the settings class of this source."""
     if isinstance(values, SourceSettings):
         return values
     plugin = SOURCE.get(values["source"])
@@ -139,7 +139,7 @@ def _read(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 @lru_cache(maxsize=32)
 def _tagged(kind: type[SourceSettings], tag: str) -> TypeAdapter[SourceSettings]:
-    """Returns pydantic's adapter that reads a source. Errors contain the source's index and this tag."""
+    """Returns pydantic's adapter that reads a source. Errors contain the source's index and `tag`."""
 
     def schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.tagged_union_schema({tag: handler(source)}, lambda values: tag)
@@ -205,9 +205,9 @@ class OutOfStock(RawTable):
     item: str = Field(description="Column of this table with the key of the item.")
     stock: str | None = Field(
         default=None,
-        description="Column of this table with the stock of the item. Items with 0, a negative number or "
-        "false are excluded, or with a text of `sold_out`. An item without a value is not excluded. Null: "
-        "all items of the table are excluded.",
+        description="Column of this table with the stock of the item. Items with 0, a negative number, false "
+        "or one of the texts in `sold_out` are excluded. An item without a value is not excluded. Null: all "
+        "items of the table are excluded.",
     )
     sold_out: list[str] = Field(
         default=[],
@@ -309,14 +309,14 @@ class Candidates(Strict):
 
     @property
     def retrieval(self) -> ModelSource | None:
-        """Returns the source with a model, `retrieval`; None if it is not one of the sources."""
+        """Returns the source `retrieval`, which has a model; None if the sources do not include it."""
         return next((source for source in self.sources if isinstance(source, ModelSource)), None)
 
     @property
     def counts_days(self) -> list[str]:
-        """Returns the keys of this section that are set and limit the days whose rows are counted.
+        """Returns the keys of this section which are set, and which limit the days whose rows are counted.
 
-        These keys need rows with a date.
+        With these keys, each row must have a date.
         """
         windows = [f"sources.{source.name}.window_days" for source in self.sources if window_days(source)]
         return [*windows, *(["active_days"] if self.active_days else [])]
@@ -365,8 +365,8 @@ def _require_columns(table: RawTable, names: list[str]) -> None:
 
 # The typed configuration of business rules, which change lists after the ranking.
 
-# Keys whose value is null in dumps if the rule is not configured. Digests of earlier releases depend on
-# this.
+# Keys whose value is null in dumps if the rule is not configured. Digests of earlier releases contain these
+# nulls.
 _DUMPED_AS_NULL = ("boost", "exploration", "max_per_category")
 
 
@@ -450,7 +450,8 @@ class ListRules(Strict):
     are applied last.
     """
 
-    # The rules are extra keys, because they are found by name. The JSON schema lists the checkout's rules.
+    # pydantic accepts unknown keys here, because rules are found by name. The JSON schema lists the
+    # checkout's rules.
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
     attributes: dict[str, Attribute] = Field(
@@ -534,6 +535,6 @@ def built_in_rules() -> dict[str, type[RuleSettings]]:
 
 @lru_cache(maxsize=32)
 def _section(kinds: tuple[tuple[str, type[RuleSettings]], ...]) -> type[BaseModel]:
-    """Returns a type with one key for each of these rules; null means that a rule is not configured."""
+    """Returns a type with one key for each rule in `kinds`; null means that a rule is not configured."""
     fields: dict[str, Any] = {name: (kind | None, None) for name, kind in kinds}
     return create_model("Rules", **fields)

@@ -33,8 +33,9 @@ def load_config(path: str, overrides: list[str] | None = None) -> Config:
     If the file has the key `extends`, the file that this key refers to is read first, and the mappings of
     both files are merged key by key. If the value of a key `model` is the path of a file, the mapping in that
     file replaces the path. The key `model` may be at the top level, or in a source of `candidates`. Paths are
-    relative to the file that contains them. Then `set_override` applies each override `a.b=value`. An
-    override of `model` is applied before the model file is read, and an override of `model.a` after that.
+    relative to the folder of the file that contains them. Then `set_override` applies each override
+    `a.b=value`. An override of `model` is applied before the model file is read, and an override of `model.a`
+    after that.
 
     Raises:
         ConfigError: a file is missing or is not YAML, a key is unknown, or a value breaks its rule.
@@ -80,10 +81,11 @@ def read_section(
 
     Args:
         intro, fix: the beginning of the error message, and the remedy.
-        path: the keys above the section. In the error, these keys precede the name of a key of the section.
+        path: the keys above the section. The error puts them before the name of each wrong key.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value breaks its rule. The error lists such keys.
+        ConfigError: a key is unknown or missing, or a value breaks its rule. The error lists all these keys,
+            up to a limit.
     """
     try:
         return kind.model_validate(values)
@@ -103,7 +105,7 @@ def read_package_settings(
     Args:
         extension: the extension.
         values: the keys of its section that are settings of the extension.
-        path: the keys above these keys, for errors.
+        path: the path of the section in the configuration, for errors.
         other_keys: keys of the same section that every extension of this kind has, for errors.
 
     Raises:
@@ -275,7 +277,7 @@ def read_models(values: dict[str, Any], path: Path) -> None:
 
     Args:
         values: the mapping of the configuration file, which is changed.
-        path: the configuration file. The paths of model files are relative to it.
+        path: the configuration file. The paths of model files are relative to its folder.
     """
     for section in _with_models(values):
         if isinstance(section.get("model"), str):
@@ -366,12 +368,12 @@ def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _absolute(path: Path) -> Path:
-    """Returns the absolute path without symbolic links. Links that form a loop are not followed."""
+    """Returns the absolute path without symbolic links. Links that form a loop stay in the path."""
     return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for such links
 
 
 def _beside(path: Path, named: Any, key: str) -> Path:
-    """Returns the path of the file `named`, which is relative to the folder of `path`.
+    """Returns the path of a file whose name `named` is relative to the folder of the file `path`.
 
     Raises:
         ConfigError: `named`, the value of `key` in the file `path`, is not a file name.

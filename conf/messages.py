@@ -75,13 +75,14 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-# The name of a job in its usage and errors: its script, or the command `nightrank` that started it.
+# The program name in a job's usage and errors: the job's script, or the command of `nightrank` that started
+# it.
 
 _VARIABLE = "NIGHTRANK_PROGRAM"
 
 
 def started_by(command: str) -> None:
-    """Records the command that starts the job. The job then replaces this process."""
+    """Sets the program name of the job that replaces this process: the command that starts it."""
     os.environ[_VARIABLE] = command
 
 

@@ -68,7 +68,7 @@ def raw_location(path: str) -> str:
     return _require_scheme(path)
 
 
-# The day in a path: `{date}` for YYYY-MM-DD, or a notation of it such as `{date:%Y%m%d}`.
+# The day in a path: `{date}` for YYYY-MM-DD, or with another notation, such as `{date:%Y%m%d}`.
 _DATE_KEY = re.compile(r"\{date(?::([^{}]*))?\}")
 _DATE_NOTATION = re.compile(r"(?:[^%]|%[Ymd])+")
 
@@ -81,7 +81,7 @@ def has_date(path: str) -> bool:
 def with_date(path: str, day: str) -> str:
     """Returns a path in which a day replaces each `{date}`, in the notation of the path.
 
-    `day` is an ISO date. Without a notation in the path, it can be any text.
+    `day` is an ISO date. If each key of the path is `{date}` without a notation, `day` can be any text.
     """
     return _DATE_KEY.sub(lambda key: date.fromisoformat(day).strftime(key[1]) if key[1] else day, path)
 
@@ -92,7 +92,7 @@ def with_any_date(path: str) -> str:
 
 
 def _check_dates(path: str) -> None:
-    """Checks that all `{date…}` of a path together contain year, month and day, or that it has none."""
+    """Checks that all keys `{date…}` of a path together contain year, month and day. A path may have none."""
     notations = [key[1] for key in _DATE_KEY.finditer(path)]
     if not notations:
         return
@@ -193,7 +193,7 @@ def split_table_path(path: str) -> tuple[tuple[str, ...], tuple[tuple[str, str],
     A part of the name may contain dots if it is in backticks.
 
     Raises:
-        ValueError: the path is not the name of a table, followed by any number of `/column=value`.
+        ValueError: the path does not consist of the name of a table and any number of `/column=value`.
     """
     name, *conditions = path.split("/")
     matches = [_FILTER.fullmatch(condition) for condition in conditions]

@@ -94,7 +94,10 @@ class Kind:
         return by_name
 
     def names(self) -> list[str]:
-        """Returns the names of the checkout and of packages. Raises the errors of `of_packages`."""
+        """Returns the names of all plug-ins of this kind, of the checkout and of packages.
+
+        Raises the errors of `of_packages`.
+        """
         return sorted([*self.built_in(), *self.of_packages()])
 
     def plugins(self) -> list[Plugin]:
@@ -120,7 +123,7 @@ class Kind:
         return plugin if plugin is not None and plugin.package is not None else None
 
     def get(self, name: str) -> Plugin:
-        """Returns the plug-in with this name. The check of the configuration has already found it.
+        """Returns the plug-in with this name. Call it for names that passed the check of the configuration.
 
         Raises:
             ConfigError: there is no such plug-in in this process. Also raises the errors of `of_packages`.
@@ -176,7 +179,8 @@ class Plugin:
         """Returns the module, and imports it at the first use.
 
         Raises:
-            ConfigError: the module of a package cannot be imported. The error contains package and reason.
+            ConfigError: the module of a package cannot be imported. The error names the package and the
+                reason.
         """
         if self.package is None:
             return import_module(self.module)
@@ -256,10 +260,10 @@ def description(described: Any) -> str:
 
 
 def digests_of(used: Iterable[Plugin | None]) -> dict[str, str]:
-    """Returns the digests of the plug-ins of packages that a configuration uses.
+    """Returns the digests of those plug-ins of a configuration that come from packages.
 
-    Plug-ins of the checkout have no digest here. So a version that does not depend on packages does not
-    change if packages change.
+    Plug-ins of the checkout have no digest here. So changes of packages affect only versions that use a
+    plug-in of a package.
 
     Raises:
         ConfigError: a module cannot be imported.

@@ -1,4 +1,4 @@
-"""Settings of this process: freed memory, garbage collection and waiting threads; and the host's free memory.
+"""Settings of this process for freed memory, garbage collection and threads; reads the host's free memory.
 
 A training step on a CPU, or a task that scans text, allocates and frees arrays of tens of megabytes. By
 default, glibc requests the memory of each array from the system, and returns this memory when the array is
@@ -37,7 +37,8 @@ def keep_freed_memory() -> bool:
 def return_freed_memory(above_bytes: int) -> bool:
     """Returns freed memory to the system if this process occupies more than `above_bytes`.
 
-    Call this between two kinds of work. Free pages within the heap are returned too (glibc's malloc_trim).
+    Call this after a phase whose memory the next phase does not need. Free pages within the heap are returned
+    too (glibc's malloc_trim).
 
     Returns:
         True if memory was returned. False if the process is small, or if the C library is not glibc.
@@ -84,8 +85,8 @@ def ignore_imported() -> None:
     """Excludes the objects that exist now from later searches.
 
     Only the first call in a process has an effect. Call this after the imports of a process. Garbage among
-    the excluded objects is never freed. If later calls had an effect, they would also keep the garbage of the
-    work since the first call.
+    the excluded objects is never freed. Later calls have no effect, because they would also keep garbage that
+    was created since the first call.
     """
     if gc.get_freeze_count() == 0:
         gc.freeze()
@@ -118,8 +119,8 @@ def _left_in_container() -> int:
 
 # Sets how the threads of torch wait for one another on CPUs.
 
-# libgomp reads this variable. It is the number of checks that a waiting thread makes before it sleeps. The
-# default of 300,000 checks takes about a millisecond.
+# libgomp reads this variable. Its value is the number of checks that a waiting thread makes before it sleeps.
+# The default of 300,000 checks takes about a millisecond.
 _VARIABLE, _LOOKS = "GOMP_SPINCOUNT", "1000"
 
 

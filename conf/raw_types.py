@@ -55,7 +55,7 @@ LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_NAMES = 10_000  # largest number of names of one range
-MAX_EXPANSION = 200.0  # largest ratio of decompressed and compressed bytes of a file, by default
+MAX_EXPANSION = 200.0  # default limit of a file's decompressed bytes per compressed byte
 
 # The allowed separators. Letters, digits, signs and quotes cannot separate values, because they are parts of
 # values.
@@ -156,7 +156,7 @@ def without_defaults(
 ) -> dict[str, Any]:
     """Returns the dumped values of a section without those settings that have their default value.
 
-    A dump of only the values that the user has set (`exclude_unset`) keeps settings with a default value.
+    With `exclude_unset`, all values stay, because pydantic then dumps only values that the user has set.
     """
     if info.exclude_unset:
         return dict(values)
@@ -228,8 +228,9 @@ class Column(Strict):
     format: ColumnFormat = Field(
         default=ISO,
         description="How texts of a `date`, `timestamp` or `time` column are written. `iso`: ISO 8601, such "
-        "as 2026-01-31 for a date, 2026-01-31T13:45:00.123Z for a timestamp, with T or a blank, with or "
-        "without seconds, fraction and offset, and 13:45 or 13:45:00.123 for a time. Otherwise a pattern of "
+        "as 2026-01-31 for a date, 2026-01-31T13:45:00.123Z for a timestamp, and 13:45 or 13:45:00.123 for a "
+        "time. A timestamp may have a blank instead of T, and may lack seconds, fraction and offset. "
+        "Otherwise a pattern of "
         'Python\'s strptime, such as `"%d/%m/%Y %H:%M:%S"`, or `"%I:%M %p"` for a time. Only for these '
         "types.",
     )
@@ -246,8 +247,8 @@ class Column(Strict):
     optional: bool = Field(
         default=False,
         description="Whether files may lack the column. True: its values are null for the rows of a file "
-        "without it. False: such a file is an error. It cannot be used with `tsv` and `displays`, whose "
-        "columns have no names.",
+        "without it. False: such a file is an error. With `tsv` and `displays`, no column can be optional, "
+        "because the columns have no names.",
     )
 
     @property
@@ -302,11 +303,11 @@ class RawTable(Strict):
     path: RawLocation = Field(
         description="Path or URI of the files. It may contain globs. `{lake}` and `{data}` are replaced by "
         "the values of these keys. If the files are stored by day, write `{date}` for the day (YYYY-MM-DD), "
-        "or a notation of it such as `{date:%Y%m%d}`. A path may have the parts of a day in several places: "
+        "or another notation, such as `{date:%Y%m%d}`. A path may have the parts of a day in several places: "
         "`{date:%Y}/{date:%m}/{date:%d}`. Text files whose names end in .gz, .bz2 or .zst are decompressed."
     )
     format: Format = Field(
-        description="Readers of other packages have the names of their entry points (docs/extending.md).",
+        description="A reader of another package has the name of its entry point (docs/extending.md).",
         json_schema_extra=_describe_formats,
     )
     separator: Separator | None = Field(
@@ -328,8 +329,9 @@ class RawTable(Strict):
     )
     encoding: Encoding = Field(
         default=UTF8,
-        description="Encoding of text files. `utf-8`: also ASCII. `windows-1252`: that of many exports of "
-        "Excel and other programs in Western Europe; also Latin-1. A byte order mark of UTF-8 is ignored.",
+        description="Encoding of text files. `utf-8`: also ASCII. `windows-1252`: used by many exports of "
+        "Excel and other programs in Western Europe; also reads Latin-1. A byte order mark of UTF-8 is "
+        "ignored.",
     )
     time_zone: TimeZone = Field(
         default=UTC,
@@ -470,7 +472,7 @@ class RawTable(Strict):
         """Raises ValueError if a column in the key `where` has a type that is not in `types`.
 
         `otherwise` is the remedy for values that do not have such a type. `section` is the section of the
-        table.
+        table, for the message.
         """
         for column in self.columns:
             if column.name in names and column.type not in types:
@@ -481,7 +483,7 @@ class RawTable(Strict):
 
 
 class TableOfRoles(RawTable):
-    """A table whose columns are set by other keys, such as the id of the item.
+    """A table whose columns are named by keys of its section, such as the key for the id of the item.
 
     `columns` declares the types of these columns. A column that is not in `columns` has a default type.
     """
@@ -489,7 +491,7 @@ class TableOfRoles(RawTable):
     columns: list[Column] = Field(
         default=[],
         description="Types of the columns that other keys of this section name. A column that is not listed "
-        "has the name that it has in the files. With `tsv` and `displays`, list all columns, in their order.",
+        "is read under its name in the files. With `tsv` and `displays`, list all columns, in their order.",
     )
 
     @property
@@ -527,7 +529,7 @@ class TableOfRoles(RawTable):
         return without_defaults(values_of(self), new, info)
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
-        """Returns the table with types for the columns to read, and maps these columns to their names in it.
+        """Returns the table with types for the columns to read, and the name of each of them in this table.
 
         Args:
             defaults: maps the name of each column to read to its type if `columns` does not declare it.
@@ -652,7 +654,7 @@ class Label(Strict):
 
     @property
     def is_only_clicks(self) -> bool:
-        """Returns whether every row is a click, because the log has no column with a label."""
+        """Returns whether every row is a click. This is true if the log has no column with a label."""
         return self.column is None
 
     @property

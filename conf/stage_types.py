@@ -1,6 +1,6 @@
 """The typed configuration of output files, scoring, measures, delivery, monitoring and generated logs.
 
-It also contains the sections of production: an experiment with another model, and the log of impressions.
+It also contains two sections for production: an experiment with another model, and the log of impressions.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Stop(Strict):
 
     max_churn: Share | None = Field(
         default=None,
-        description="Largest share of the items in a user's list that were not in the user's last published "
-        "list, averaged over users. Null: no limit.",
+        description="Largest share of new items in a list, averaged over users. An item is new if the user's "
+        "last published list did not contain it. Null: no limit.",
     )
     min_coverage: Share | None = Field(
         default=None,
@@ -60,8 +60,8 @@ class Stop(Strict):
     )
     max_users_lost_share: Share | None = Field(
         default=None,
-        description="Largest share of the users in the last published lists that have no new list. Null: no "
-        "limit.",
+        description="Of the users who have a list in the last published lists, the largest share without a "
+        "new list. Null: no limit.",
     )
 
 
@@ -112,7 +112,7 @@ class Deliver(Strict):
     @model_validator(mode="before")
     @classmethod
     def _no_password_in_a_url(cls, values: object) -> object:
-        """Runs before the other checks, because messages of these would print a URL with its password."""
+        """Runs before the other checks, because their messages would print a URL with its password."""
         sinks = values.get("sinks") if isinstance(values, dict) else None
         for sink in sinks if isinstance(sinks, list) else []:
             if isinstance(sink, dict) and _PASSWORD_IN_URL.search(str(sink.get("url", ""))):
@@ -142,8 +142,8 @@ class Output(Strict):
 
     row_group_rows: PositiveInt = Field(
         default=1_000_000,
-        description="Largest number of rows of a Parquet file. A file is one row group, except the files of "
-        "features that are encoded without Spark frames: their row groups also have at most 32 MiB of model "
+        description="Largest number of rows of a Parquet file. A file is one row group. Only files of "
+        "features that are encoded without Spark frames have several: each has at most 32 MiB of model "
         "inputs, so that training needs less memory.",
     )
     grace_hours: Annotated[float, Field(ge=0, le=_HOURS_OF_A_CENTURY)] = Field(
@@ -190,7 +190,7 @@ class Score(Strict):
         default="stored",
         description="Embedding tables while scoring. `stored`: all rows in memory, in the format of the "
         "model file. `int8`: one byte per number and one scale per row, which needs about a quarter of the "
-        "memory of float32; the manifest of the lists or probabilities says how much this format changes the "
+        "memory of float32. The manifest of the lists or probabilities says how much `int8` changes the "
         "probabilities of a sample. `on_demand`: rows stay in the model's files until they are needed, for "
         "models that are larger than the memory of a worker.",
     )
@@ -237,8 +237,8 @@ class Measure(Strict):
         default="next_day",
         description="The clicks that the lists are compared with. `next_day`: the clicks of the day after "
         "the run date. `test_split`: the positive rows of the test split, for lists that are not served. It "
-        "needs `candidates.exclude_clicked` without `test` or `candidates.repeats: all`, because otherwise "
-        "the lists do not contain the items of these rows.",
+        "needs either `candidates.repeats: all`, or a `candidates.exclude_clicked` that does not list "
+        "`test`. Otherwise, the lists do not contain the items of these rows.",
     )
     group_k: PositiveInt = Field(
         default=12,
@@ -357,7 +357,7 @@ class Watch(Strict):
     @model_validator(mode="before")
     @classmethod
     def _gateway_is_an_address(cls, values: object) -> object:
-        """Runs before the other checks, because messages of these would print a password in an address."""
+        """Runs before the other checks, because their messages would print a password in an address."""
         address = values.get("push_gateway") if isinstance(values, dict) else None
         if address is not None and not _HTTP.fullmatch(str(address)):
             raise ValueError(
@@ -405,8 +405,8 @@ class ServingExperiment(Strict):
     )
     min_users: PositiveInt = Field(
         default=200,
-        description="Smallest number of users with clicks in each variant, added up over days, with which "
-        "`stop_below` can stop the experiment.",
+        description="`stop_below` can stop the experiment only if each variant has at least this number of "
+        "users with clicks, added up over days.",
     )
     resume: IsoDate | None = Field(
         default=None,
@@ -441,15 +441,16 @@ class ServingExperiment(Strict):
         return self.start <= run_date <= (self.end or run_date)
 
     def first_date(self, run_date: str) -> str:
-        """Returns the first run date whose figures are used on a run date: `start`, or a past `resume`."""
+        """Returns the date from which figures count on a run date: `start`, or `resume` if it is past."""
         return self.resume if self.resume is not None and self.resume <= run_date else self.start
 
 
 class Impressions(TableOfRoles):
     """The log of the items that were shown to users from the published lists (docs/experiments.md).
 
-    measure_recommendations compares the log of the day after the lists with the lists and with the clicks of
-    that day. Rows with the same user, item, position, variant and model version are one impression.
+    measure_recommendations reads this log for the day after the run date of the lists, and compares it with
+    the lists and with the clicks of that day. Rows with the same user, item, position, variant and model
+    version are one impression.
 
     With `row_column`, build_features adds the position of the item to the rows of the click log. A row gets
     the position at which its item was shown to its user on the day of the row. If the log has an event time,
@@ -476,16 +477,16 @@ class Impressions(TableOfRoles):
     )
     max_unmatched_share: Share = Field(
         default=0.05,
-        description="measure_recommendations logs a warning if a larger share of the impressions fits no "
-        "list. build_features logs a warning if a larger share of the rows of a day has no user, item, "
+        description="Limit for two warnings. measure_recommendations logs one if a larger share of the "
+        "impressions fits no list, and build_features if a larger share of a day's rows has no user, item, "
         "position or time.",
     )
     row_column: ColumnName | None = Field(
         default=None,
         description="Name of a new column of the rows of the click log, with the type int: the position at "
-        "which the item of the row was shown to its user on the same day; null if this log does not contain "
-        "it. Features read the column like a column of the log. It needs `keys` and split.by=day. Null: no "
-        "such column.",
+        "which the item of the row was shown to its user on the same day. The position is null if the log of "
+        "impressions has no such row. Features read the column like a column of the click log. `row_column` "
+        "needs `keys` and split.by=day. Null: no such column.",
     )
     time: PlainText | None = Field(
         default=None,
@@ -496,8 +497,9 @@ class Impressions(TableOfRoles):
     )
     min_effective_entries: PositiveInt = Field(
         default=200,
-        description="Smallest effective number of shown entries for an estimate of the click rate that "
-        "explored positions would have in the order of the scores.",
+        description="Smallest effective number of shown entries for `by_score`, the estimate of the click "
+        "rate that explored positions would have if their items were ordered by score. With fewer entries, "
+        "the difference is null.",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.95, description="Confidence of the intervals."

@@ -12,7 +12,8 @@ from pydantic import AfterValidator
 ISO = "iso"
 UTC = "UTC"
 
-# The directives of a pattern, with the part of the time that each one reads. `etl.raw.time_text` reads them.
+# The directives of a pattern, with the part of the time that each one reads. `etl.raw.time_text` parses texts
+# with them.
 _PART_OF = {
     "%Y": "year",
     "%y": "year",
@@ -56,7 +57,7 @@ def time_format(pattern: str) -> str:
 
 
 def column_format(pattern: str) -> str:
-    """Checks a pattern of `time_format`, or one that determines a time of day, such as `%H:%M`."""
+    """Checks a pattern, which must suit `time_format` or determine a time of day, such as `%H:%M`."""
     parts = _parts_of(pattern)
     if not parts or not set(parts) <= set(_OF_TIMES_OF_DAY):
         return time_format(pattern)
@@ -71,7 +72,7 @@ def only_time_of_day(pattern: str) -> bool:
 
 
 def _parts_of(pattern: str) -> list[str]:
-    """Returns the parts of the time that a pattern reads. `iso` has none."""
+    """Returns the parts of the time that a pattern reads. Empty for `iso`."""
     tokens = () if pattern == ISO else tokens_of(pattern)
     directives = [token for token in tokens if token.startswith("%") and token != "%%"]
     unknown = sorted({token for token in directives if token not in _PART_OF})
@@ -103,7 +104,7 @@ def only_date(pattern: str) -> bool:
 
 @cache
 def zone_of(name: str) -> ZoneInfo:
-    """Returns the time zone with an IANA name. The name must be known (`time_zone`)."""
+    """Returns the time zone with an IANA name. `time_zone` must have accepted the name."""
     return ZoneInfo(name)
 
 

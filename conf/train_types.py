@@ -102,7 +102,10 @@ def _describe(schema: dict[str, Any]) -> None:
 
 
 def loss_field() -> Any:
-    """Returns the field `train.loss`. When a schema is created, its description lists the losses."""
+    """Returns the field `train.loss`.
+
+    When a schema is created, the description of the field lists the losses.
+    """
     return Field(
         default="bce",
         description="Loss of a step. A loss with settings is written as `{name: {key: value}}`. Only `bce` "
@@ -204,8 +207,9 @@ class Embeddings(Strict):
     )
     row_wise_share: Annotated[float, Field(gt=0)] = Field(
         default=0.5,
-        description="The rows of a table are distributed over all ranks if its bytes exceed this share of "
-        "the average bytes per rank of all tables that are not replicated (placement=auto).",
+        description="The rows of a table are distributed over all ranks if the table has more than this "
+        "share of b bytes. Here b is the total size of all tables that are not replicated, divided by the "
+        "number of ranks (placement=auto).",
     )
     rank_max_bytes: PositiveLong | None = Field(
         default=None,
@@ -220,8 +224,8 @@ class Embeddings(Strict):
 class Elastic(Strict):
     """Elastic training: if ranks are lost, the other ranks continue from the last checkpoint.
 
-    If Spark starts the lost ranks again, or later has resources for more ranks, the new ranks join the
-    training at a checkpoint, up to `train.num_ranks` ranks.
+    If Spark starts lost ranks again, or later has resources for more ranks, these ranks join the training at
+    a checkpoint. There are never more than `train.num_ranks` ranks.
     """
 
     min_ranks: PositiveInt = Field(
@@ -242,8 +246,8 @@ class StopAt(Strict):
         default="auc",
         description="Metric that decides when the training ends. `auc`: area under the ROC curve; a larger "
         "value is better. `log_loss`: mean log loss of a row; a smaller value is better. "
-        "`normalized_entropy`: log loss divided by that of the click rate as the prediction of every row; a "
-        "smaller value is better.",
+        "`normalized_entropy`: log loss divided by that of a model that predicts the click rate for every "
+        "row; a smaller value is better.",
     )
     value: float | None = Field(
         default=None,
@@ -302,9 +306,9 @@ class Reading(Strict):
 
     Rows are shuffled in buffer pools, and then divided into batches. A rank decodes row groups before a pool
     needs them; `read_ahead_mib` limits the size of the decoded row groups. With a GPU, pools are made in the
-    GPU's memory from the columns of row groups, if this needs at most `device_mib`. If the lake is on an
-    object store, the rank first copies each row group to a local folder. The rank deletes each copy after
-    reading it.
+    GPU's memory from the columns of row groups, if pools and row groups need at most `device_mib`. If the
+    lake is on an object store, the rank first copies each row group to a local folder. The rank deletes each
+    copy after reading it.
     """
 
     pool_rows: PositiveInt = Field(
@@ -316,8 +320,8 @@ class Reading(Strict):
         default="auto",
         description="Where buffer pools are made. The batches do not depend on this. `host`: in the memory "
         "of the host, from which a training on a GPU copies them. `device`: in the memory of the "
-        "training's device. `auto`: like `device` if the training uses a GPU and this needs at most "
-        "`device_mib`, otherwise like `host`.",
+        "training's device. `auto`: like `device` if the training uses a GPU on which pools and row groups "
+        "need at most `device_mib`, otherwise like `host`.",
     )
     device_mib: PositiveInt = Field(
         default=8192,
@@ -331,9 +335,8 @@ class Reading(Strict):
     read_ahead_mib: PositiveInt | None = Field(
         default=None,
         description="Largest size, in MiB, of the decoded row groups that wait for a pool. Each thread may "
-        "always decode one more row group. Null: 256. For a training on a GPU, the limit is then at least "
-        "one row group for each of the rank's shards, because a pool may need a new row group of every "
-        "shard.",
+        "always decode one more row group. Null: 256, but on a GPU at least the size of one row group for "
+        "each of the rank's shards, because a pool may need a new row group of every shard.",
     )
     staging_folder: str | None = Field(
         default=None,
@@ -359,8 +362,8 @@ class Retrain(Strict):
     )
     fresh_every_days: Days | None = Field(
         default=None,
-        description="With start=auto, a retraining is also fresh if the last fresh one was this number of "
-        "days ago or more. The model then forgets values that no longer occur in the train days. Null: no "
+        description="With start=auto, a retraining is also fresh if the last fresh training is at least this "
+        "number of days old. The model then forgets values that no longer occur in the train days. Null: no "
         "such limit.",
     )
 
@@ -379,8 +382,8 @@ Kernels = Literal["auto", "triton", "torch"]
 UnknownShare = Annotated[float, Field(ge=0, lt=1)]
 
 # The meaning of a model's scores. `click_probability`: the probability that a shown item is clicked.
-# `probability`: the probability that a row is positive, among rows that were drawn for it. `ranking`: only
-# the order of scores has a meaning.
+# `probability`: the probability that a row of the training data is positive; it depends on the drawn
+# negatives or on the weights of rows. `ranking`: only the order of scores has a meaning.
 ScoreKind = Literal["click_probability", "probability", "ranking"]
 
 
@@ -428,9 +431,8 @@ class Train(Strict):
     loss: Loss = loss_field()
     max_softmax_items: PositiveInt = Field(
         default=100_000,
-        description="Largest number of items for loss=full_softmax: the sum, over the train days, of the "
-        "number of items of a day. Every step computes the vectors of all these items. If there are more "
-        "items, the job fails.",
+        description="Limit for loss=full_softmax, whose steps compute one vector for each item of each train "
+        "day. If the number of items, added up over the train days, is larger, the job fails.",
     )
     l2: Annotated[float, Field(ge=0)] = Field(
         default=0.0,
@@ -469,7 +471,8 @@ class Train(Strict):
     embedding_memory_mib: PositiveInt | None = Field(
         default=None,
         description="Memory of a rank's device for embedding rows and their optimizer state, in MiB "
-        "(embedding_memory=auto). Null: three quarters of the GPU's free memory. A CPU needs a number.",
+        "(embedding_memory=auto). Null: three quarters of the GPU's free memory. On a CPU, null is not "
+        "allowed.",
     )
     warmup_share: Share = Field(
         default=0.05, description="Share of all steps over which the learning rates rise from 0."
@@ -519,9 +522,9 @@ class Train(Strict):
     keep: Literal["best", "last"] = Field(
         default="best",
         description="Which weights a trained model has. `best`: those with the best measure on the "
-        "validation split, among the ends of all epochs and the evaluations every `evaluate_every_steps` "
-        "steps. The measure is `stop_at.metric`, or the AUC. For each new best value, a checkpoint is "
-        "saved; if there is no space for it, the model has the weights of the last step, and a warning "
+        "validation split, which is evaluated at the end of each epoch and every `evaluate_every_steps` "
+        "steps. The measure is `stop_at.metric`, or the AUC. For each new best value, a checkpoint is saved. "
+        "If there is no space for the checkpoint, the model has the weights of the last step, and a warning "
         "names the best step. `last`: those of the last step.",
     )
     stop_at: StopAt | None = Field(
@@ -552,7 +555,7 @@ class Train(Strict):
         default=False,
         description="Whether a promoted model is trained again on the rows of all three splits (job "
         "refit_model). The resulting model then makes the lists. The gate and measures of models use only "
-        "the model that was trained on the train split. It cannot be combined with "
+        "the model that was trained on the train split. `refit` cannot be combined with "
         "`measure.against=test_split`.",
     )
     reading: Reading = Field(default=Reading(), description="How a rank reads feature tables.")
@@ -627,7 +630,7 @@ class Train(Strict):
                 "negatives, such as {per_positive: 20}"
             )
         if self.compares_vectors and self.negatives:
-            raise ValueError(f"loss={self.loss_name} does not draw negatives; set negatives=null")
+            raise ValueError(f"loss={self.loss_name} does not use drawn negatives; set negatives=null")
         for name in ("compile", "cuda_graphs"):
             if self.only_positive_rows and getattr(self, name):
                 cause = "negatives" if self.negatives else f"loss={self.loss_name}"

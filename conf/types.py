@@ -122,7 +122,7 @@ __all__ = [
 ]
 
 
-# The typed configuration of limits: the checks of a day's data, and the gate that a challenger passes.
+# The typed configuration of limits: the checks of a day's data, and the gate that a challenger must pass.
 
 ShareLimit = Share | None
 Limit = Annotated[float, Field(ge=0)] | None
@@ -150,9 +150,9 @@ class Quality(Strict):
     max_misdated_share: Share = Field(
         default=0.9,
         description="Largest share of a day's rows that may have an event_time outside of this day in "
-        "`log.time_zone`. If the files contain the days of another time zone, the share is at most 0.6. If "
-        "the unit of the times is wrong, it is 1. Used only with `{date}` in `log.path` and "
-        "`log.event_time`.",
+        "`log.time_zone`. If the days of the files are those of another time zone, at most 0.6 of the rows "
+        "are outside. If the unit of the times is wrong, all rows are. Used only with `{date}` in `log.path` "
+        "and `log.event_time`.",
     )
     null_rate_change_warn: ShareLimit = Field(
         default=0.1,
@@ -199,23 +199,23 @@ class Quality(Strict):
     )
     row_shortfall_warn: ShareLimit = Field(
         default=0.5,
-        description="Warns if the number of rows is below the median of the train days by more than this "
-        "share of the median. With 0.5, it warns below half of the median. Null: no limit.",
+        description="Warns if the number of rows is more than this share below the median of the train days. "
+        "With 0.5, it warns below half of the median. Null: no limit.",
     )
     row_shortfall_stop: ShareLimit = Field(
         default=None,
-        description="Stops if the number of rows is below the median of the train days by more than this "
-        "share of the median. Null: no limit.",
+        description="Stops if the number of rows is more than this share below the median of the train days. "
+        "Null: no limit.",
     )
     row_excess_warn: Limit = Field(
         default=1.0,
-        description="Warns if the number of rows is above the median of the train days by more than this "
-        "share of the median. With 1.0, it warns above twice the median. Null: no limit.",
+        description="Warns if the number of rows is more than this share above the median of the train days. "
+        "With 1.0, it warns above twice the median. Null: no limit.",
     )
     row_excess_stop: Limit = Field(
         default=None,
-        description="Stops if the number of rows is above the median of the train days by more than this "
-        "share of the median. Null: no limit.",
+        description="Stops if the number of rows is more than this share above the median of the train days. "
+        "Null: no limit.",
     )
     users_without_row_warn: ShareLimit = Field(
         default=0.1,
@@ -309,8 +309,8 @@ class Drift(Strict):
     )
     oov_share_hold: Limit = Field(
         default=None,
-        description="The champion remains if the largest share of missing values is above this value. Null: "
-        "no limit.",
+        description="The champion remains if, for any feature, a larger share of the values is missing in "
+        "the vocabulary. Null: no limit.",
     )
 
     @model_validator(mode="after")
@@ -324,7 +324,7 @@ class Drift(Strict):
 
 
 class Gate(Strict):
-    """Settings that decide when a challenger replaces the champion (docs/retraining.md: how to choose them).
+    """Settings that decide when a challenger replaces the champion. docs/retraining.md helps to choose them.
 
     The challenger must not be worse than the champion by more than `margin`. The gate computes a confidence
     interval of the difference between the two AUCs (challenger minus champion) on the same test rows. This
@@ -523,7 +523,7 @@ class Config(Strict):
         taken = [*known, *self.reserved]
         known |= self.serving.new_columns(self.split.by, self.keys, self.log.event_time, taken)
         features = [name for group in self.features for name in group.columns]
-        if not self.prepare:  # the operators of `prepare` add columns
+        if not self.prepare:  # the operators of `prepare` may add columns
             reject_unknown("features.columns", features, known)
             reject_unknown("quality.exempt", self.quality.exempt, set(features))
         for group in self.features:
@@ -577,7 +577,7 @@ class Config(Strict):
 
     @property
     def days_before(self) -> int:
-        """Returns the number of days before the days of the splits whose events a run reads."""
+        """Returns for how many days before the first day of the splits a run reads events."""
         of_values = self.last_values.days if self.last_values else 0
         return max((self.history.days or 0) if self.history else 0, of_values)
 
@@ -625,8 +625,8 @@ class Config(Strict):
     def _last_columns(self, known: set[str]) -> set[str]:
         """Returns the columns that the section `last_values` adds; empty without this section.
 
-        Raises ValueError if the section is wrong, or if one of the columns in `known`, or an internal column,
-        has the name of a column that it adds.
+        Raises ValueError if the section is wrong, or if it would add a column whose name is in `known` or is
+        the name of an internal column.
         """
         if self.last_values is None:
             return set()
@@ -656,8 +656,9 @@ class Config(Strict):
         if column is None:
             if self.keys is None:
                 raise ValueError(
-                    "log.label is missing, so every row is a click, but without the section `keys` its "
-                    "item is not known: add this section, or name the column with the label in log.label"
+                    "log.label is missing, so every row is a click, but without the section `keys` the "
+                    "clicked items are not known: add this section, or name the column with the label in "
+                    "log.label"
                 )
             return
         reject_unknown("log.label", [column], set(self.log.names))
@@ -699,13 +700,13 @@ class Config(Strict):
             )
         if self.measure.against == "test_split" and self.train.refit:
             raise ValueError(
-                "train.refit=true trains the model that makes the lists on the test split, so "
-                "measure.against=test_split would measure it on rows that it was trained on; set one of the "
-                "two to another value"
+                "with train.refit=true, the model that makes the lists is also trained on the test split, so "
+                "measure.against=test_split would measure the model on rows that it was trained on; set one "
+                "of the two to another value"
             )
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:
-        """Raises ValueError if a table of attributes lacks the key, or has another column of the log."""
+        """Raises ValueError if a table of attributes lacks the key, or shares another column with the log."""
         if key not in table.names:
             raise ValueError(
                 f"{side}s.columns must contain the key {key!r}, but contains only {table.names}: add the "

@@ -28,7 +28,7 @@ class DeviceColumn:
     codes: Tensor
 
     def rows_with(self, flagged: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Returns the indices of the rows whose code is flagged, ascending.
+        """Returns the indices of the rows whose code has a true flag, ascending.
 
         Args:
             flagged: (k + 1,) a flag for each code. The last flag is for null.
@@ -51,7 +51,7 @@ class DeviceColumn:
         return to_host(counts.scatter_add_(0, self.codes.long(), ones))
 
     def with_values(self, values: pa.Array) -> DeviceColumn:
-        """Returns a column with other distinct values for the same codes.
+        """Returns a column in which each value is replaced by a new value.
 
         A row whose new value is null gets the code of null, because the dictionary must not contain null.
 

@@ -1,7 +1,7 @@
 """Converts lines of separated text to dictionary-encoded columns with torch operators, on any device.
 
-The result equals the result of the compiled scanner (etl/native/scan.cpp) in its rows, reasons, codes, and in
-the order of its dictionaries. Each operation processes all lines or all values at once:
+The rows, reasons, codes and the order of the dictionaries equal those of the compiled scanner
+(etl/native/scan.cpp). Each operation processes all lines or all values at once:
 
 1. The positions of all delimiters determine the lines, the rows and the fields.
 2. A field is a sequence of words of 8 bytes. A hash of its words is its key. Sorting the keys of many columns
@@ -276,7 +276,7 @@ def _index_in_value(num_words: Tensor, word_ends: Tensor, value_of_word: Tensor)
 
 
 def _words_at(words: Tensor, places: Tensor, left: Tensor) -> Tensor:
-    """Returns one word for each place in a block: the next bytes of the value, at most 8, padded with zeros.
+    """Returns one word for each of w places in a block: the value's bytes from there, padded with zeros.
 
     Args:
         words: the block.

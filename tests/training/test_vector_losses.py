@@ -149,7 +149,7 @@ def test_only_models_with_vectors_can_be_trained() -> None:
 @pytest.mark.parametrize(
     "changed, message",
     [
-        ({"negatives": {}}, "does not draw negatives; set negatives=null"),
+        ({"negatives": {}}, "does not use drawn negatives; set negatives=null"),
         ({"compile": True}, "which loss=full_softmax does not give; set compile=false"),
         ({"max_softmax_items": 0}, "greater than 0"),
         ({"l2": -0.1}, "greater than or equal to 0"),
