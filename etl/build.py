@@ -157,7 +157,7 @@ def applied_features(
     parent_version: str | None,
     other_version: str | None,
 ) -> Callable[[RawFiles], bool] | None:
-    """Returns a function that returns whether all features that the run needs from a day are published.
+    """Returns a function that checks whether all features that the run needs from a day are published.
 
     Returns None if the run fits or extends a workflow, because its features are new. The arguments have the
     same meaning as in `build`.

@@ -70,8 +70,8 @@ class Record:
 
     Attributes:
         run_date: the run date of the job.
-        through: jobs read the raw logs up to this day without the users' rows. It is the run date, or the
-            last day with rows of the users in the lake if that day is later.
+        through: a day. When jobs read the raw logs of this day and of earlier days, they leave out the users'
+            rows. It is the run date, or the last day with rows of the users in the lake if that day is later.
         users: the salted digests of the users.
         status: whether the erasure is complete.
         started_at, completed_at: times in UTC.
@@ -109,7 +109,7 @@ class Record:
 
 
 def planned(record: Record, plan: ErasurePlan) -> Record:
-    """Returns the record with the changes of a plan added.
+    """Returns the record, to which the changes of a plan are added.
 
     The changes that an earlier, killed attempt listed stay in the record. If the record is complete, the
     changes of the new plan are appended to the changes in the record.

@@ -83,7 +83,7 @@ def _is_log(one: PublishedPartition, config: Config) -> bool:
 def all_partitions(lake: LakePaths) -> list[PublishedPartition]:
     """Returns all published partitions.
 
-    They include the raw logs that have a folder with a manifest in the lake.
+    They include days of raw logs in the lake, if the folder of the day has a manifest.
 
     Raises:
         DataError: a manifest is damaged, or a newer release wrote it.
@@ -178,8 +178,8 @@ class TableRule:
     """Finds the rows of users in a table.
 
     Attributes:
-        columns: the columns that `matches` reads. The plan of the erasure stores the values of these columns
-            in the users' rows.
+        columns: the columns that `matches` reads. The plan of the erasure contains the users' rows with these
+            columns.
         matches: function that takes n rows with these columns, and returns which rows belong to users: (n,)
             bool.
         keeps_rows: whether the users' rows stay in the table, as in vocabularies. In the column `value` of
@@ -213,8 +213,8 @@ def rule_of(
         published: a partition of the table.
         users: the users to erase.
         workflows: maps each workflow version to its tables with ids of users.
-        row_ids: maps each day to the row_ids of the users' rows in the feature partitions. They are needed
-            for the table `scores`.
+        row_ids: maps each day to the row_ids of the users' rows in the feature partitions. The rule for the
+            table `scores` needs them, because this table has no ids of users.
     """
     types = dict(published.manifest.schema)
     if published.kind == WORKFLOW:
@@ -303,8 +303,8 @@ class UserTables:
 
     Attributes:
         vocabularies: names of the vocabularies whose values are ids of users.
-        keyed: maps the name of each table whose keys contain ids of users to the positions of these ids among
-            the parts of a key.
+        keyed: maps the names of the tables with ids of users in their keys to the positions of these ids
+            among the parts of a key.
         features: names of the features whose values are ids of these vocabularies.
     """
 
@@ -318,8 +318,9 @@ def user_tables(chains: list[dict[str, Any]], column: str) -> UserTables:
 
     Args:
         chains: the fitted chains of a workflow version, as JSON.
-        column: the raw column with the user's id. The result includes tables of a column that `rename` made
-            from this column, but no tables of columns that other operators computed from it.
+        column: the raw column with the user's id. If the operator `rename` gave this column another name, the
+            result includes the tables of the renamed column. It includes no tables of columns that other
+            operators computed.
     """
     vocabularies: set[str] = set()
     keyed: dict[str, set[int]] = defaultdict(set)
@@ -351,7 +352,7 @@ def key_has_user(key: str, users: frozenset[str], positions: frozenset[int]) -> 
 
 
 def tombstones(ids: pa.ChunkedArray) -> pa.Array:
-    """Returns, for n ids of a vocabulary (int32), the texts that replace their values: (n,) string."""
+    """Returns the texts that replace the values with n ids (int32) of a vocabulary: (n,) string."""
     texts = ids.combine_chunks().cast(pa.string())
     return pc.binary_join_element_wise(pa.scalar(SEPARATOR + "erased"), texts, ":")
 

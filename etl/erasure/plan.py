@@ -44,9 +44,9 @@ from storage.read_parquet import read_file
 _RECOMMENDATIONS, _USERS = "recommendations", "users"
 _WITH_VALUES = (PROFILES, "quality")
 
-# The partitions of the tables _FIRST are published first, those of _LAST last, and all others in between. To
-# plan the rewriting of a table, an attempt reads other tables, which are published after this table. So if
-# the job is killed, the next attempt still finds the users' rows in the other tables.
+# The partitions of the tables _FIRST are published first, those of _LAST last, and all others in between. The
+# plan for some tables needs the users' rows in other tables. Those other tables are published later. So if
+# the job is killed, the next attempt still finds the users' rows in them.
 _FIRST, _LAST = (SCORES, _RECOMMENDATIONS, "candidates", _USERS), (FEATURES,)
 
 
@@ -79,7 +79,7 @@ class ErasurePlan:
 
     Attributes:
         partitions: all partitions, in the order in which they are published.
-        rows: maps the path of each partition with rows of the users to these rows.
+        rows: maps the paths of the partitions with rows of the users to these rows.
         manifests: maps the path of each partition to its new manifest. The manifest lists files by their old
             paths.
         digests: maps the old digest of each changed partition to its new digest.
@@ -179,10 +179,11 @@ def _find(published: PublishedPartition, rule: TableRule) -> UserRows | None:
 def _is_computed_again(
     published: PublishedPartition, rows: Mapping[str, UserRows], removed: Mapping[tuple[str, str], int]
 ) -> bool:
-    """Returns whether the next run must compute a partition again, such as typed or prepared rows.
+    """Returns whether the next run must compute a partition again.
 
-    This includes value counts and profiles, even if they contain no id of a user. Their numbers include the
-    users' rows, and a fit must count exactly the rows that it reads.
+    This is true for typed and prepared rows of the users. It is also true for value counts and profiles that
+    were computed from rows of the users, even if they contain no id of a user: a fit must count exactly the
+    rows that it reads.
     """
     day = (published.partition.dt, published.manifest.inputs.get("raw", ""))
     if published.kind == PROFILES:
@@ -193,7 +194,7 @@ def _is_computed_again(
 
 
 def _prepared_days(rows: Mapping[str, UserRows]) -> set[tuple[str, str]]:
-    """Returns (day, digest of the raw log) of each day whose prepared rows include rows of the users."""
+    """Returns (day, digest of the raw log) for each day with prepared rows of the users."""
     return {
         (one.published.partition.dt, one.published.manifest.inputs.get("raw", ""))
         for one in rows.values()
@@ -213,7 +214,7 @@ def _logged_rows(matched: UserRows, config: Config) -> int:
 
 
 def _removed_by_day(rows: Mapping[str, UserRows], logged: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """Maps (day, digest of the raw log) to the number of the users' logged rows in the day's features."""
+    """Returns, by (day, digest of the raw log), how many feature rows of the users come from the log."""
     removed: dict[tuple[str, str], int] = {}
     for path, matched in rows.items():
         if matched.published.kind == FEATURES:
@@ -223,7 +224,7 @@ def _removed_by_day(rows: Mapping[str, UserRows], logged: Mapping[str, int]) -> 
 
 
 def _removed_clicks(rows: Mapping[str, UserRows]) -> dict[tuple[str, str, str | None], int]:
-    """Maps (workflow version, day, split of the files) to the number of clicks of the users."""
+    """Returns the number of the users' clicks by (workflow version, day, split of the files)."""
     clicks: dict[tuple[str, str, str | None], int] = defaultdict(int)
     for matched in rows.values():
         published = matched.published
@@ -246,7 +247,7 @@ def _draft(
     removed: Mapping[tuple[str, str], int],
     done: frozenset[str],
 ) -> Manifest:
-    """Returns the manifest of a partition without the rows of the users, with its old inputs.
+    """Returns the manifest of a partition after the users' rows are removed. It still has the old inputs.
 
     Args:
         published: the published partition, with its old manifest.
@@ -256,7 +257,7 @@ def _draft(
             from the log.
         removed: the result of `_removed_by_day`.
         done: the digests of partitions that an earlier attempt has already published without the users' rows.
-            The facts in the manifests of these partitions do not change again.
+            The facts in their manifests already exclude the users, so they must not be changed again.
     """
     manifest = published.manifest
     if published.kind in _WITH_VALUES:
@@ -310,7 +311,7 @@ def _with_lists(
     partitions: Sequence[PublishedPartition],
     done: frozenset[str],
 ) -> Manifest:
-    """Returns the manifest of the lists of a date, whose numbers of users exclude the erased users."""
+    """Returns the manifest of the lists of a date. Its numbers of users exclude the erased users."""
     if published.kind != _RECOMMENDATIONS or published.manifest.digest in done:
         return manifest
     version = manifest.facts.get("workflow_version", "")
@@ -362,7 +363,7 @@ def _hidden(value: Any, ids: frozenset[str]) -> Any:
 
 
 def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]) -> Manifest:
-    """Returns the manifest of lists, whose numbers of users exclude the erased users.
+    """Returns a manifest of lists. Its numbers of users exclude the erased users.
 
     Args:
         manifest: the manifest of a date of `recommendations`.
@@ -392,7 +393,7 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
 # a feature partition with an old digest.
 
 DATASETS, LAST_CLICKS = "datasets", "last_clicks"
-_MAX_PASSES = 50  # longer than any chain of partitions, each of which is an input of the next
+_MAX_PASSES = 50  # more than the partitions of any chain in which each is an input of the next
 Clicks = Mapping[tuple[str, str, str | None], int]
 
 
@@ -429,7 +430,7 @@ def settle(
         partitions: all partitions, with their published manifests.
         drafts: maps the path of each partition to its manifest without the users. This manifest has the old
             inputs.
-        changes: the function adds the changed digests to it.
+        changes: the changed digests. The function adds further changes.
         clicks: maps (workflow version, day, split of the files) to the number of removed rows with label 1.
         config: the configuration. It sets how many earlier days a history covers.
     """
@@ -470,7 +471,7 @@ def _with_members(manifest: Manifest, changes: DigestChanges, clicks: Clicks) ->
         return replace(member, digest=digest, clicks=None if member.clicks is None else member.clicks - lost)
 
     new = {split: [changed(member) for member in members] for split, members in splits.items()}
-    for unique in (False, True):  # publish_latest combines each digest only once
+    for unique in (False, True):  # publish_latest ignores repeated digests
         changes.add(_combined(splits, unique), _combined(new, unique))
     changes.add(_dataset_digest(manifest, splits), _dataset_digest(manifest, new))
     facts["splits"] = {split: [dict(vars(member)) for member in members] for split, members in new.items()}
@@ -489,7 +490,7 @@ def _dataset_digest(manifest: Manifest, splits: Mapping[str, Sequence[Member]]) 
 
 
 def _add_windows(partitions: Sequence[PublishedPartition], changes: DigestChanges, config: Config) -> None:
-    """Adds, for each day, the changed digest of all last clicks before this day to `changes`.
+    """Adds changed digests to `changes`: for each day, the digest of all last clicks before the day.
 
     Histories are computed from these clicks.
     """

@@ -221,7 +221,7 @@ def _delete(paths: Sequence[str]) -> None:
 
 
 def derived_from_raw(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns a step's first input, as a column that is derived from the value counts of one raw column."""
+    """Returns a step's first input, as a column that is computed from the value counts of a raw column."""
     return DerivedColumn(request.before.inputs[0], request.before, step.inputs[0])
 
 

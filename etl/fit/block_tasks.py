@@ -54,8 +54,8 @@ class Measured:
         counts: the value counts of the steps whose values are counted. The name of a column of counts is the
             step's key.
         parts: maps the key of each step with statistics by key to the files that `write_parts` wrote for it.
-        whole: maps the key of the first such step of each operator to the statistics over all rows, if the
-            operator needs them (`of_all_rows`).
+        whole: the statistics over all rows, for operators that need them (`of_all_rows`). If several steps
+            have equal operators, only the key of the first step is mapped to these statistics.
         lists: maps the key of each step that aggregates lists to its aggregates.
         files: the paths of all files that were written.
     """
@@ -81,7 +81,7 @@ def measure_blocks(
         workers: the processes that run the tasks of `blocks`.
         blocks: the training rows.
         steps: the steps to measure.
-        tables: the tables in which the fitted steps before these steps look up values.
+        tables: the tables in which the steps that are already fitted look up values.
         folder: the folder in which tasks write files.
         latest: the last day that the workflow includes, in days since 1970-01-01.
     """
@@ -214,7 +214,7 @@ def _aggregate_task(steps: tuple[BlockStep, ...], counts: Counts, index: int) ->
 
 @dataclass(frozen=True)
 class KeyedFiles:
-    """The ascending ranges of a step's keys, and for each range the file with its merged statistics."""
+    """The ascending ranges of a step's keys, and for each range the file with the merged statistics."""
 
     ranges: tuple[KeyRange, ...]
     files: tuple[str, ...]
@@ -402,7 +402,7 @@ class BlockStep:
 
     Attributes:
         key: the name of the step in error messages. Each measured step has a different key.
-        before: the part of the step's chain before the step, already fitted.
+        before: the earlier steps of the step's chain, which are already fitted.
         inputs: the names of the values of `before` that the step reads.
         kind: the type of the first input.
     """
@@ -425,7 +425,7 @@ class StepValues:
     """The n training rows of a batch, and the inputs of one step for these rows.
 
     Attributes:
-        numbers: returns numeric raw columns of the batch (GroupedRows.numbers).
+        numbers: function that returns a numeric raw column of the batch (GroupedRows.numbers).
     """
 
     step: BlockStep

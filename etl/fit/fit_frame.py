@@ -33,7 +33,7 @@ from etl.workflow.raw_values import column_types, raw_values, require_columns
 from storage.feature_spec import LABEL, FeatureSpec
 from storage.manifest import digest_of
 
-# Part of every version's digest. Increase this number if the meaning of an operator changes.
+# The digest of every version contains this number. Increase it if the meaning of an operator changes.
 _FORMAT = 1
 
 
@@ -116,7 +116,7 @@ def _types(chains: Sequence[Chain]) -> dict[str, Type]:
 
 
 def _require_fit(operators: Sequence[Operator]) -> None:
-    """Raises ConfigError if an operator reads a table outside the frame."""
+    """Raises ConfigError if an operator reads another table than the frame."""
     external = sorted({operator.name for operator in operators if operator.needs == "external"})
     if external:
         raise ConfigError(
@@ -238,7 +238,7 @@ class FrameStatistics:
                 yield _Inputs(request, step, tuple(decoded(values[name].plain) for name in step.inputs))
 
     def _measure(self, inputs: _Inputs) -> Statistics:
-        """Computes the statistics that a step needs. The step does not need a vocabulary."""
+        """Computes the statistics that a step needs, for steps that need no vocabulary."""
         operator, kind = inputs.operator, inputs.request.types[inputs.step.inputs[0]]
         values: dict[str, Any] = {"cardinality": inputs.cardinality}
         if operator.needs == "groups":
@@ -279,7 +279,7 @@ class FrameStatistics:
         return {"table": name, "facts": {**facts, "days": []}}
 
     def _count(self, name: str, steps: Sequence[_Inputs]) -> int:
-        """Builds and stores the vocabulary that `steps` share. Returns its highest id; 0 if it is empty."""
+        """Builds and stores the vocabulary that `steps` share. Returns the highest id; 0 if there is none."""
         operator = cast(Categorify, steps[0].operator)
         rule = IdRule(operator.least(name), operator.first_id, operator.max_size)
         if operator.values is None:
