@@ -93,7 +93,7 @@ class DifferenceLag(RowChanger):
         )
 
     def apply_table(self, rows: pa.Table) -> pa.Table:
-        """Returns the rows, in their order, with the differences as new columns."""
+        """Returns the rows, in the same order, with the differences as new columns."""
         groups, _ = groups_of(rows, self.by)
         times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in rows.column_names else []
         order = np.lexsort((integers_of(rows.column(ROW_ID)), *times, groups))

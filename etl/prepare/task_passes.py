@@ -202,10 +202,10 @@ class TaskPasses(PreparedPasses):
         preparation: Preparation,
         cuts: Mapping[int, Cuts | None],
     ) -> list[DayInputs]:
-        """Reads the tables that tasks need.
+        """Reads the tables that tasks need, and computes the items of each day.
 
-        Also computes the items of each day, and the times at which its splits end (the cuts). `cuts` maps the
-        index of each day to the row_ids at which its splits end. `cuts` is empty if splits end at times.
+        `cuts` maps the index of each day to the row_ids at which its splits end. If splits end at times
+        instead, `cuts` is empty, and this method computes the times.
         """
         inputs = []
         for raw in days:
@@ -391,9 +391,9 @@ def load_table(path: str) -> pa.Table:
 
 
 def times_of(workers: Workers, tasks: Sequence[BucketTask], preparation: Preparation) -> pa.Table:
-    """Returns the numbers of rows with each event time of each day, with TIMES_SCHEMA.
+    """Returns how many rows of each day have each event time, as a table with TIMES_SCHEMA.
 
-    The same time may occur several times, because the counts of different tasks are not added up.
+    The same time may be in several rows of the table, because the counts of different tasks are not added up.
     """
     return workers.run(len(tasks), partial(_count_times, tuple(tasks), preparation), TIMES_SCHEMA)
 
@@ -511,7 +511,7 @@ def _of_users(impressions: pa.Table, rows: pa.Table) -> pa.Table:
 def _users_of(rows: pa.Table) -> pa.Array:
     """Returns the keys of the users of some rows.
 
-    Keys of other users may be included, and a key may occur twice.
+    The result may include keys of other users, and a key may occur twice.
     """
     chunks = rows.column(USER_KEY).chunks
     keys = [chunk.dictionary if isinstance(chunk, pa.DictionaryArray) else chunk for chunk in chunks]
@@ -548,7 +548,7 @@ def require_table_forms(changers: Sequence[RowChanger]) -> None:
 
 
 def keep_users_together(changers: Sequence[RowChanger], user_column: str | None) -> bool:
-    """Returns whether all operators return the right result if each call has all rows of some users.
+    """Returns whether all operators give the right result if they get the rows of only some users at a time.
 
     Tasks can then divide the users among themselves. If the result is false, one task must have all rows of
     the day.

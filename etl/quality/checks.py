@@ -145,7 +145,7 @@ def options_to_accept(stops: Iterable[Finding]) -> str:
 def unchecked(
     split: SplitConfig, compared: DayComparison, draws: bool, drawn_columns: Collection[str] = ()
 ) -> list[str]:
-    """Returns a text for each figure that is not compared with a limit. A text also says why.
+    """Returns a text for each figure that is not compared with a limit. The text includes the reason.
 
     The arguments have the same meaning as in `check_limits`.
     """
@@ -353,7 +353,7 @@ class DayComparison:
     def only_clicks(self) -> bool:
         """Returns whether every row of the log is a click.
 
-        This is so if the log records only what users chose.
+        This is the case if the log contains only items that users chose.
         """
         return any(piece.rows for piece in self.pieces) and all(p.clicks == p.rows for p in self.pieces)
 
@@ -419,7 +419,7 @@ def _tuples(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
 log = logging.getLogger("nightrank.etl")
 Section = Literal["users", "items"]
 
-# The key of these facts in the manifests of the tables `users` and `items`.
+# In the manifests of the tables `users` and `items`, the numbers of a `MissingRows` have this key.
 FACT = "of_log"
 
 

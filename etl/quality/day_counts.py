@@ -26,7 +26,7 @@ from storage.paths import Partition
 
 log = logging.getLogger("nightrank.etl")
 
-NOT_KEPT = "not_kept"  # Fact of the quarantine: lines that are counted but not stored there, by reason.
+NOT_KEPT = "not_kept"  # Quarantine's manifest: number of lines that are counted but not stored, by reason.
 _SHOWN_ROWS = 200  # Number of quarantined rows that are read to show their values in an error message.
 
 
@@ -88,7 +88,7 @@ def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[Rejec
 def check_day(
     plan: FeaturePlan, raw: RawFiles, counts: DayCounts, quarantine: Partition, *, warn: bool = True
 ) -> None:
-    """Checks the shares of rows of a day that are quarantined, or that have times outside the day.
+    """Checks the share of a day's rows that are quarantined, and the share with times outside the day.
 
     A day without rows raises no error here. etl.passes decides, by the split of the day, whether a run
     needs its rows.
@@ -98,7 +98,7 @@ def check_day(
         raw: the raw files of the day.
         counts: the day's counts.
         quarantine: the published quarantine of the day. The error message shows some of its rows.
-        warn: whether to log numbers of such rows that are below the limits.
+        warn: whether to log the numbers of quarantined and misdated rows that are below the limits.
 
     Raises:
         DataError: more than `quality.max_bad_share` of the rows cannot be parsed, or more than

@@ -107,14 +107,14 @@ def row_rules(
     if event_time is None:
         return tuple(rules)
     if event_time.time_of_day is not None:
-        # `with_times_of_day` adds the two and applies the time zone.
+        # `with_times_of_day` adds the date and the time of day, and applies the time zone.
         return (*rules, _date_rule(event_time.column, UTC), _time_of_day_rule(event_time.time_of_day))
     kind, zone = (log.type_of(event_time.column), log.time_zone) if log else ("int", UTC)
     return (*rules, time_rule(event_time, kind, zone))
 
 
 def reasons_left_out(label: Label, keys: Keys | None) -> tuple[str, ...]:
-    """Returns the reasons for which `label` and `keys` leave out rows that are not put into quarantine."""
+    """Returns the reasons for which rows are left out by `label` and `keys`, but not quarantined."""
     others = [OTHER_EVENT] if label.weights is not None and label.other_events == "drop" else []
     if keys is not None and keys.rows_without_user == "leave_out":
         others.append(_missing_key(keys.user))
@@ -126,7 +126,7 @@ def _missing_key(column: str) -> str:
 
 
 def bad_key(column: str) -> RowCheck:
-    """Returns the check of ids that have the type `string`. Ids that are numbers always obey the rule."""
+    """Returns the check for ids of the type `string`. Ids that are numbers always obey `RULE`."""
     return RowCheck(reason(column), are_bad_keys)
 
 
@@ -184,12 +184,12 @@ def _weight_of_event(label: Label, column: str, is_text: bool) -> RowRule:
 
 
 def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
-    """Returns events as values of the type of their column."""
+    """Converts the names of events to the type of their column."""
     return [*names] if is_text else [int(name) for name in names]
 
 
 def _label(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of a label: a column of 0 and 1, or whether a number reaches `positive_at_least`."""
+    """Returns the rule of a label: the 0 or 1 of a column, or whether its number is at least a threshold."""
     threshold = label.positive_at_least
 
     def array(values: pa.Array) -> pa.Array:
