@@ -64,7 +64,7 @@ def fit_workflow(
     blocks_of: Callable[[Sequence[RawFiles]], TrainingBlocks] | None = None,
     rows_of: Callable[[Sequence[RawFiles]], DataFrame] | None = None,
 ) -> FittedWorkflow:
-    """Returns the workflow version of the training days. Fits this version if it does not exist yet.
+    """Returns the workflow version that is fitted to the training days. Fits it if it does not exist yet.
 
     If the parent already includes all these days, returns the parent.
 
@@ -149,8 +149,8 @@ def _spec(plan: FeaturePlan, version: str, chains: Sequence[FittedChain]) -> Fea
 
 # Fits chains with the statistics of the training days.
 #
-# A chain is a sequence of steps (operators) that computes features. In each round, the next steps of the
-# chains are fitted.
+# A chain is a sequence of steps (operators) that computes features. The steps are fitted in rounds. Each
+# round fits the next steps of the chains.
 
 
 def fit_chains(

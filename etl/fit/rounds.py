@@ -28,8 +28,8 @@ SourceName = Literal["rows", "value_counts"]
 # Statistics that can be computed from the value counts of one raw column.
 _COUNTABLE: tuple[Need, ...] = ("moments", "quantiles", "mergeable", "counts")
 
-# Statistics that are stored in a table, in which the fitted step then looks up values. The outputs of such a
-# step cannot be computed from value counts.
+# Statistics that are stored in a table. The fitted step looks up values in this table, so its outputs cannot
+# be computed from value counts.
 _WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
 
 
@@ -80,8 +80,8 @@ def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: boo
 
     Args:
         chains: the chains to fit.
-        extends: whether an existing workflow is extended. An extension only adds values to vocabularies, and
-            reuses the parent's fitted steps otherwise.
+        extends: whether an existing workflow is extended. An extension reuses the parent's fitted steps, and
+            only adds values to vocabularies.
         has_value_counts: whether there are value counts of the training days.
     """
     fitted = [0] * len(chains)  # (number of chains,): the number of fitted steps of each chain.

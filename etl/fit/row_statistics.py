@@ -1,4 +1,4 @@
-"""Computes statistics of the training days from frames of their rows, in one pass per kind of statistic."""
+"""Computes statistics of the training rows from Spark frames, in one pass per kind of statistic."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class RowStatistics:
 # training rows per table: for its statistics, for the key ranges of its files, and for the statistics over
 # all rows.
 
-# Number of the table with the statistics over all rows. This table has a single key, which is null.
+# In `_TABLE`, this number stands for the statistics over all rows. Their only key is null.
 _ALL_ROWS = -1
 _TABLE, _KEY = GROUP
 
@@ -248,7 +248,7 @@ def keyed_tables(
 
 
 def _by_group(rows: DataFrame, keys: Sequence[Column], with_all_rows: bool) -> DataFrame:
-    """Returns each row once for every step whose key is not null in this row.
+    """Repeats each row once for every step for which the row's key is not null.
 
     With `with_all_rows`, each row occurs once more, for the statistics over all rows.
     """
@@ -274,8 +274,8 @@ class StepInputs:
     """A step that needs statistics, with its inputs as columns of the training rows.
 
     Attributes:
-        key: a name for the step. Steps that are measured together have different keys. Error messages
-            contain the key.
+        key: a name for the step. Steps whose statistics are computed together have different keys. Error
+            messages contain the key.
         values: for each input, an expression over the rows.
         types: the type of each input.
         cardinality: if the first input contains ids, the number of embedding rows for them; otherwise None.

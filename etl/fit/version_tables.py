@@ -233,7 +233,7 @@ def write_sorted(path: str, table: pa.Table, row_group_rows: int) -> str:
 
 
 def choose_ranges(files: Sequence[Mapping[str, Any]]) -> list[KeyRange]:
-    """Returns ranges of keys of about equal size, ascending. `files` are results of `write_parts`."""
+    """Returns ranges of keys, ascending, of about equally many rows. `files` are results of `write_parts`."""
     rows = sum(file["rows"] for file in files)
     wanted = -(-rows // _RANGE_ROWS)
     sampled = [(key, file["rows"] / len(file["sample"])) for file in files for key in file["sample"]]

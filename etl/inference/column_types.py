@@ -226,7 +226,7 @@ def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
 
 
 def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
-    """Returns whether nearly all rows with the same key have the same value of a column.
+    """Returns whether nearly all rows with the same key have the same value in a column.
 
     Only keys with several rows are considered. If nearly all rows of the sample have the same value, the
     exceptions must also be few compared with the rows that have another value.

@@ -60,8 +60,8 @@ _NOT_EVENT_TIME = re.compile(
 _TIME_WORDS = re.compile(
     r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|when|created|datum|zeit|fecha|heure", re.IGNORECASE
 )
-# Names of events, with the weights of their rows. An event such as a purchase shows more interest than a
-# view.
+# Names of events, and the weight of a row with this event. A purchase shows more interest than a view, so its
+# weight is larger.
 _VIEWS = (
     *("view", "pv", "click", "clk", "detail", "pageview", "page_view", "read", "open", "visit", "play"),
     *("viewed", "clicked", "watch", "listen", "view_item"),
@@ -298,7 +298,7 @@ def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
 
 
 def with_lists_of_items(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
-    """Returns the columns of a log of displays, with lists in place of texts that list items.
+    """Returns the columns of a log of displays. Texts that list items are replaced by lists.
 
     Such texts contain, for example, earlier clicks. The item is the column before the last one.
     """
@@ -348,7 +348,7 @@ def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess
 
 
 def events_of(column: SampledColumn) -> LabelGuess | None:
-    """Returns the label of the column that the user named as the column of events.
+    """Returns which rows are clicks, if the user named `column` as the column of events.
 
     Returns None if the column cannot contain events. If no event is in _EVENT_WEIGHTS, all events are clicks
     with the weight 1.

@@ -125,7 +125,7 @@ class TableSample:
 
 
 def find_table(location: str) -> RawPath:
-    """Finds the files of a table by the path of a file or folder, or by a glob, which may contain `{date}`.
+    """Finds the files of a table at a location: a file, a folder, or a glob, which may contain `{date}`.
 
     If the names of the files differ by a day, such as 2026-01-31, 2026_01_31 or 20260131, the returned
     pattern contains `{date}` in place of the day, with the same notation.

@@ -347,7 +347,8 @@ def publish_latest(
         is not set.
 
     Raises:
-        DataError: too many users or items have no row (section `quality`). Then nothing is published.
+        DataError: too many users or items have no row in their table (section `quality`). Then nothing is
+            published.
     """
     if plan.config.keys is None:
         return {}
@@ -695,7 +696,7 @@ def _texts(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _typed_keys(keys: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Converts keys of the log to the type of the key of a table of attributes."""
+    """Converts keys of the log to the type that the key has in a table of attributes."""
     texts = keys.cast(pa.string())
     of_table = kind.value_type if pa.types.is_dictionary(kind) else kind
     values = integers(texts) if pa.types.is_integer(of_table) else texts

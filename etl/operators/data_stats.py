@@ -43,7 +43,7 @@ class FittedDataStats(RowWise):
 
 
 class DataStats(Operator):
-    """Stores statistics of each column over the training rows in the workflow. Columns do not change.
+    """Stores in the workflow statistics of each column over the training rows. Columns do not change.
 
     The type of a column determines which statistics are stored:
 

@@ -52,5 +52,5 @@ class Filter(RowFilter):
     def keeps_rows(
         self, rows: Mapping[str, pa.Array], count: int, columns: Mapping[str, Type]
     ) -> pa.BooleanArray:
-        """Returns for each row whether the formula is true; null if it is null."""
+        """Returns, for each row, whether the formula is true; null if the formula is null."""
         return parse(self.keep, kinds_of(columns)).to_array(dict(rows), count)

@@ -216,7 +216,7 @@ def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
 
 
 def operator_extension(name: str) -> Plugin | None:
-    """Returns the plug-in of an installed package that adds an operator; None for those of etl/operators.
+    """Returns the plug-in of an installed package that adds an operator; None if etl/operators has it.
 
     Raises:
         ConfigError: a plug-in of an installed package has the same name as another operator.

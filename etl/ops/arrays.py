@@ -1,4 +1,4 @@
-"""Conversions that operators share: doubles to features; columns to codes, numbers or groups.
+"""Conversions that operators share: of doubles to features, and of columns to codes, numbers or groups.
 
 The code of a value is its index in an array of distinct values. Operators that combine rows with equal keys
 use codes to group the rows.
@@ -62,7 +62,7 @@ def encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Returns the values of a column as indices of its distinct values.
+    """Returns the values of a column as indices into the distinct values.
 
     Args:
         column: n values, with or without a dictionary.

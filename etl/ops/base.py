@@ -561,7 +561,7 @@ class RowChanger(FrameOperator):
         """Returns the rows after the operator."""
 
     def apply_table(self, rows: pa.Table) -> pa.Table:
-        """Returns the rows after the operator. `rows` has all rows of a day for some keys (`key_columns`).
+        """Returns the rows after the operator. `rows` has, for some keys (`key_columns`), all rows of a day.
 
         A column of `rows` is a plain array, a dictionary array or an array of lists, in one or more chunks.
 

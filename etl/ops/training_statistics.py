@@ -92,11 +92,11 @@ class MergeableStatistic(ABC):
     * Objects are pickled. Use a frozen dataclass whose fields can be pickled.
     * A state is `bytes`, which has at most `max_bytes` bytes, however many values it covers. A larger state
       stops the job with a DataError.
-    * `merge` must be associative and commutative, and `measure` must agree with it: measuring two batches as
-      one must give the same bytes as merging the states of both. A value with the count n must have the same
-      effect as n equal values. Then the result does not depend on the order of values, on batches, partitions
-      or machines, or on the source of the statistics. Add integers, compute minima and maxima, or unite
-      sorted sets. Do not add floating-point numbers, because the sum depends on their order.
+    * `merge` must be associative and commutative. `measure` must agree with `merge`: the state of two batches
+      together must have the same bytes as the merged states of the two batches. A value with the count n must
+      have the same effect as n equal values. Then the result does not depend on the order of values, on
+      batches, partitions or machines, or on the source of the statistics. Add integers, compute minima and
+      maxima, or unite sorted sets. Do not add floating-point numbers, because the sum depends on their order.
     * The state must not depend on a clock, on random numbers or on Python's `hash`.
 
     Attributes:
@@ -190,7 +190,7 @@ class GroupedNumbers:
         return GroupedNumbers(self.values[chosen], self.groups[chosen], self.size)
 
     def counts(self) -> np.ndarray:
-        """Returns the number of numbers in each group, shape (size,), int64."""
+        """Returns how many numbers each group has, shape (size,), int64."""
         return np.bincount(self.groups, minlength=self.size)
 
     def sums(self) -> np.ndarray:
@@ -236,7 +236,7 @@ class GroupedNumbers:
         return most
 
     def _add(self, numbers: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Adds (k,) integers of at most 31 bits by group."""
+        """Returns the sums by group of (k,) integers, which have at most 31 bits."""
         if len(numbers) <= _ROWS_ADDED_AS_DOUBLES:
             return np.bincount(groups, numbers, self.size).astype(np.int64)
         sums = np.zeros(self.size, np.int64)
@@ -320,7 +320,7 @@ class GroupParts:
     most: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def count(self, name: str) -> np.ndarray:
-        """Returns the number of rows of each group that `sums[name]` contains, shape (size,), int64."""
+        """Returns `sums[name]` as (size,) int64, if it has the number of rows of each group."""
         return np.ascontiguousarray(self.sums[name][:, 0])
 
     def regrouped(self, groups: np.ndarray, size: int) -> GroupParts:

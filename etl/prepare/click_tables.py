@@ -62,7 +62,7 @@ class ClickFiles:
             DataError, InfrastructureError: see storage.read_parquet.errors_of_file.
         """
         keys = None if users is None else users.cast(pa.string()).unique()
-        # A user is in only one file of a day, so files can be merged in the same way as days.
+        # Each user is in only one file of a day, so all files can be merged as if each were a day of its own.
         tables = [self._read_file(path, keys) for day in self.days for path in day]
         if tables:
             return merge_days(tables, self.length)

@@ -500,7 +500,7 @@ def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.n
 
 
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the elements of n ranges, and for each element the index of its range: two int64 arrays."""
+    """Returns all elements of n ranges, and the index of each element's range: two int64 arrays."""
     row = np.repeat(np.arange(len(starts)), lengths)
     return (starts - (np.cumsum(lengths) - lengths))[row] + np.arange(len(row)), row
 

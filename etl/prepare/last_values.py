@@ -47,8 +47,9 @@ if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
 
     from spark.rows import Rows
 
-# Each column of values has two more columns, with these prefixes: the time of the value's event, and a number
-# that orders events with equal times. Names of raw columns cannot begin with an underscore.
+# Each column of values has two more columns, with these prefixes: the time of the value's event, and the
+# place of the event, a number that orders events with equal times. Names of raw columns cannot begin with an
+# underscore.
 _TIME, _PLACE = "_time_", "_place_"
 
 # Each file split has fewer lines than this. So if the place of an event is this number times the index of its
@@ -111,7 +112,7 @@ class ValueTables:
         return pa.schema(list(fields.items()))
 
     def _without_places(self, rows: Rows) -> Rows:
-        """Leaves out the columns with places and, if the log has no times, the columns with times."""
+        """Leaves out the columns with places of events and, if the log has no times, those with times."""
         times = [_TIME + name for name in self.names] if self.timed else []
         kept = [ITEM_KEY, *self.names, *times]
         return rows.select(kept) if isinstance(rows, pa.Table) else rows.select(*map(_column, kept))

@@ -415,7 +415,7 @@ _KEYS = (USER_KEY, ITEM_KEY)
 
 
 def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.Table | None:
-    """Returns the valid impressions of the day of a click log: user_key, item_key, position and event_time.
+    """Returns the valid impressions of a click log's day: user_key, item_key, position and event_time.
 
     Logs a warning if too many impressions are invalid.
 
@@ -458,7 +458,7 @@ def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.
 def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has_time: bool) -> pa.Table:
     """Adds an int64 column with the position of each row's impression; null without an impression.
 
-    With `has_time`, this is the last impression of the row's user and item that is not later than the row.
+    With `has_time`, the row's impression is the last one of its user and item that is not later than the row.
 
     Args:
         rows: all rows of some users of a day, with user_key, item_key and, if `has_time`, event_time.

@@ -283,10 +283,10 @@ class TaskPasses(PreparedPasses):
 
 # The tasks that prepare the rows of a day. Each task has all rows of some users, or all rows of the day.
 #
-# The scan pass has stored the good rows of the log in hash buckets of the user (etl.text.stored_rows). A task
-# reads one bucket, and adds in this order: the split, the history, negatives, positions of impressions,
-# attributes of users and items, and last values of items. Then it applies the operators of `prepare` that
-# change rows.
+# The scan pass has stored the good rows of the log in buckets, by a hash of the user (etl.text.stored_rows).
+# A task reads one bucket, and adds in this order: the split, the history, negatives, positions of
+# impressions, attributes of users and items, and last values of items. Then it applies the operators of
+# `prepare` that change rows.
 
 TIMES_SCHEMA = pa.schema([("day", pa.int32()), ("time", pa.int64()), ("count", pa.int64())])
 

@@ -458,7 +458,7 @@ class MissingRows:
 
 
 def check_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list[Finding]:
-    """Returns a finding for each share of users or items without a row that is above a limit."""
+    """Returns findings for the shares of users and of items without a row, if they are above a limit."""
     figures = [
         LimitedFigure(
             rows.check,
@@ -501,7 +501,7 @@ def require_rows(quality: Quality, missing: Sequence[MissingRows], paths: Mappin
 
 
 def log_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list[Finding]:
-    """Logs the shares of users and items without a row that are above a limit. Returns their findings."""
+    """Logs the shares of users and of items without a row, if they are above a limit. Returns findings."""
     findings = check_missing_rows(quality, missing)
     for finding in findings:
         log.warning(

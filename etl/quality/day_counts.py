@@ -65,7 +65,7 @@ def misdated_rows(counts: Iterable[DayCounts]) -> int | None:
 
 
 def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[RejectedLine]:
-    """Returns the first rows of a published quarantine with the reason `reason`, at most _SHOWN_ROWS.
+    """Returns the first rows with the reason `reason` in a published quarantine, at most _SHOWN_ROWS.
 
     The raw files may have been moved since the quarantine was published, so their current paths are returned.
     """
@@ -161,7 +161,7 @@ def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool
 
 
 def _wrong_day_remedy(log_table: Log, event_time: EventTime) -> str:
-    """Returns the remedy for times outside the day. The unit or the time zone may be wrong, for example."""
+    """Returns the remedy for times outside the day, such as to correct the unit or the time zone."""
     if log_table.type_of(event_time.column) == "int":
         return (
             f"correct log.event_time.unit, which is {event_time.unit}, if the example was read as a wrong day"

@@ -32,7 +32,7 @@ _SHOWN_OF_HEADER = 200  # maximum number of bytes of an invalid header in an err
 def positions_in(
     header: Sequence[str], table: RawTable, paths: Sequence[str]
 ) -> tuple[list[int | None], int]:
-    """Returns the index in the header of each column of the table, and the number of the header's fields.
+    """Returns, for each column of the table, its index in the header, and the number of fields of the header.
 
     The index is None for an optional column that is not in the header.
 
@@ -233,7 +233,7 @@ def read_footer(path: str) -> pq.FileMetaData | None:
 def stored_columns(
     path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
 ) -> tuple[Stored, ...]:
-    """Returns how a file stores each column of a table, whose types must be int, float or string."""
+    """Returns how a file stores each column of a table. Declared types must be int, float or string."""
     require_columns(path, footer, table)
     leaves = _leaves(footer)
     is_time = event_time.column if event_time else None

@@ -193,8 +193,8 @@ def line_start(data: bytes | bytearray, position: int, stop: int) -> int:
 def _complete(data: bytes | bytearray, searched: int = 0) -> int:
     """Returns the number of bytes at the start of `data` that form complete lines.
 
-    A CR at the end may be the first half of CR LF, so it does not complete a line yet. The caller has found
-    no line end in the first `searched` bytes, except that the last of these bytes may be a CR.
+    A CR at the end may be the first half of CR LF, so it does not complete a line yet. The caller has
+    searched the first `searched` bytes, and found no line end, but the last of these bytes may be a CR.
     """
     from_ = max(searched - 1, 0)
     lf = data.rfind(b"\n", from_)
@@ -282,7 +282,7 @@ def _last_lines(
     If the last of these lines ends after `data`, its end is read from `source`.
     """
     stop = line_start(data, remaining, len(data)) if remaining > 0 else 0
-    line = _complete(data)  # If `stop` is the end of the bytes, the last line begins here.
+    line = _complete(data)  # The start of the last line, if `stop` is the end of the bytes.
     # Without LF at the end of the bytes, the line may continue, or a CR may be the first half of CR LF.
     while stop == len(data) and stop > 0 and data[-1:] != b"\n":
         # Each step reads as many bytes as the line has so far, so the time is proportional to its length.

@@ -192,7 +192,7 @@ def version_of(file: str) -> DeltaVersion:
 def kept_rows(version: DeltaVersion, paths: set[str]) -> dict[str, list[bool]]:
     """Returns, for each file of `paths` with a deletion vector, whether each of its rows is kept.
 
-    If the list of a file has fewer elements than the file has rows, the other rows are kept.
+    If a file has more rows than its list has elements, the other rows are kept.
 
     Raises:
         DataError: a deletion vector cannot be read.
@@ -526,7 +526,7 @@ def _problem_of(entry: os.DirEntry[str], name: str, *, is_file: bool) -> str | N
         return None
     if not is_folder:
         return "is not a regular file"
-    # With a pattern such as `*`, folders beside the files are normal.
+    # A pattern such as `*` may also match folders beside the files. This is not an error.
     suffix = _SUFFIX.search(name)
     return "is a folder" if suffix and entry.name.endswith(suffix[0]) else None
 

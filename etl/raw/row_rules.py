@@ -145,7 +145,7 @@ def _label_rules(label: Label, keys: Keys | None, types: Mapping[str, str]) -> l
 def _always_one(column: str) -> RowRule:
     """Returns the rule of a label that is 1 in every row.
 
-    Only the number of values of `column` matters.
+    The values of `column` are not used, only their number.
     """
     return RowRule(LABEL, column, (), lambda values: pa.array(np.ones(len(values), np.float32)))
 
@@ -305,7 +305,7 @@ def with_times_of_day(midnights: pa.Array, times_of_day: pa.Array, time_zone: st
     """Returns the event times of a log with dates and times of day in two columns.
 
     Args:
-        midnights: n dates, as µs from 1970-01-01 00:00 to the beginning of the date on the clocks.
+        midnights: n dates, as µs from 1970-01-01 00:00 to midnight of the date, both in local time.
         times_of_day: n times of day in µs since midnight.
         time_zone: the IANA name of the zone of both.
 
@@ -394,7 +394,7 @@ def count_misdated(times: NDArray[np.int64], bounds: tuple[int, int]) -> Misdate
 
 
 def describe(event_time: EventTime, time: int, log: RawTable) -> str:
-    """Returns a text with the raw value of a time. If it is an integer, the text says which UTC day results.
+    """Returns a text with the raw value of a time and, if it is an integer, the UTC day that it stands for.
 
     Args:
         event_time: column and unit of the time.

@@ -164,11 +164,11 @@ def starts_of_days(days: Ints, time_zone: str) -> Ints:
 
 @lru_cache(maxsize=_MOST_DAYS)
 def _offsets_of_day(time_zone: str, day: int) -> tuple[tuple[int, int], ...]:
-    """Returns (local µs, offset in µs) for each part of a local day in which the zone's offset is constant.
+    """Returns (start, offset), both in µs, for each part of a local day with a constant offset from UTC.
 
-    The local µs are the beginning of the part. The offsets at the full hours of the day are compared. If two
-    of them differ, a binary search finds the second at which the offset changes. Offsets change only at whole
-    seconds.
+    A start is in local time since 1970-01-01 00:00. The offsets at the full hours of the day are compared. If
+    two of them differ, a binary search finds the second at which the offset changes. Offsets change only at
+    whole seconds.
     """
     zone = zone_of(time_zone)
     midnight = _EPOCH + timedelta(days=day)
