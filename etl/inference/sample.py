@@ -365,7 +365,7 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
     names = rows[0] if has_names else [f"c{number}" for number in range(1, width + 1)]
     if quoted and not has_names:
         raise DataError(
-            f"{path.files[0]} has no column names, but fields in double quotes that contain the "
+            f"{path.files[0]} has no column names, but has fields in double quotes that contain the "
             "separator; a file with such fields must name its columns",
             "add a first line with the names of the columns",
         )

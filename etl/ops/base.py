@@ -421,8 +421,8 @@ class Operator(Parameters, ABC):
 
     def _not_in_memory(self) -> ConfigError:
         return ConfigError(
-            f"the operator {self.name} computes statistics only in Spark, so it cannot be fitted on a frame, "
-            "or without a JVM",
+            f"the operator {self.name} computes statistics only in Spark, so it cannot be fitted on a frame "
+            "in memory, or without a JVM",
             "remove the operator, or fit the workflow with build_features and workflow.engine=arrow",
         )
 

@@ -261,7 +261,8 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
         table.load_as_version(number)
     if table.metadata().configuration.get(_MAPPING, "none") != "none":
         raise DataError(
-            f"the Delta table {root} has {_MAPPING}, so its files have other names of columns than the table",
+            f"the Delta table {root} has {_MAPPING}, so columns have other names in the files than in the "
+            "table",
             "write the table without column mapping, or export its rows as Parquet",
         )
     actions = _table(table.get_add_actions(flatten=True))
