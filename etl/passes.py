@@ -51,7 +51,7 @@ class DayPasses(CountedDays, Protocol):
     """The interface of the two passes over the days of one run of build_features."""
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
-        """Publishes missing quarantines and value counts of days. Returns the row counts of each day."""
+        """Publishes quarantine and value counts of days that lack them. Returns each day's row counts."""
 
     def is_scanned(self, raw: RawFiles) -> bool:
         """Returns whether quarantine and value counts are published for the current log of a day."""
@@ -81,7 +81,7 @@ class Road:
     Attributes:
         kind: `log`: tasks read the raw log in both passes. `prepared`: tasks scan the raw log, the rows are
             prepared, and the second pass reads them from the table `prepared`.
-        prepared: the steps that add to rows or change rows before features are computed
+        prepared: the steps that add rows or columns, or change rows, before features are computed
             (`FeaturePlan.preparations`).
         by: whether `tasks` of this machine or `frames` of Spark prepare the rows; None for the kind `log`.
     """
@@ -131,7 +131,10 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
 def digests_of_earlier_days(
     workers: Workers, plan: FeaturePlan, lake: LakePaths
 ) -> dict[str, Callable[[str], str]]:
-    """Returns the functions of `etl.prepare.prepared_passes.earlier_digests` for a run."""
+    """Returns, for the inputs from earlier days, functions from a day to the digest of the input.
+
+    They are the result of `etl.prepare.prepared_passes.earlier_digests` for a run.
+    """
     clicks: ClickTables | LastClicks | None
     if isinstance(workers, LocalWorkers):
         clicks = click_tables(workers, plan, lake)
@@ -148,8 +151,8 @@ _KEYS = pa.schema([(USER_KEY, pa.string()), (ITEM_KEY, pa.string()), (LABEL, pa.
 def read_clicks(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> Rows:
     """Returns user_key, item_key and label of each valid row of a day's log. The section `keys` must be set.
 
-    Tasks of `workers` parse the log. The returned rows lack the histories, attributes and other additions
-    that the configuration may request.
+    Tasks of `workers` parse the log. The rows have no histories, attributes or other columns that the
+    configuration may add to rows.
     """
     layout = layout_of_days(plan, [raw])
     splits = tuple(layout.reader.splits())
@@ -178,8 +181,8 @@ def raw_days(
     """Returns, for each split, the raw files of its days.
 
     If `split.by` is not `day`, all splits have the same single day. Train days whose files are empty are left
-    out. `recorder` records the raw files as inputs of the run. It also records other data that the run later
-    reads together with these files.
+    out. `recorder` records the raw files as inputs of the run. The returned objects keep it, to record other
+    data that the run later reads together with these files.
 
     Raises:
         DataError: a required day has no raw log.
@@ -239,9 +242,9 @@ def check_days(
     phase: Phase,
     has_features: Callable[[RawFiles], bool] | None = None,
 ) -> CheckedDays:
-    """Publishes the quarantine of each day and the data report, and checks their figures against limits.
+    """Publishes each day's quarantine and the data report, and checks both against configured limits.
 
-    The limits are settings of the configuration. `build` calls this function first.
+    `build` calls this function first.
 
     Args:
         workers: the processes that run the tasks of the job.
@@ -250,9 +253,8 @@ def check_days(
         run_date: the last day of the run's logs.
         phase: measures the time of a phase, see `etl.build.build`.
         has_features: returns whether the features of a day are published (etl.build.applied_features). The
-            rows of such a day are not joined again with a table of users or items that was replaced after
-            their features were published. None if the rows of all days must be joined with the current
-            tables.
+            rows of such a day are not joined again if a table of users or items was replaced after their
+            features were published. None if the rows of all days must be joined with the current tables.
 
     Raises:
         ConfigError, DataError: see the called functions. The quarantine and the data report are published
@@ -288,7 +290,7 @@ def _in_order(splits: Mapping[Split, list[RawFiles]]) -> list[RawFiles]:
 def _without_days(
     plan: FeaturePlan, splits: Mapping[Split, list[RawFiles]], without_rows: Sequence[str]
 ) -> dict[Split, list[RawFiles]]:
-    """Returns the days of each split without the train days that have no rows.
+    """Returns the days of each split. Train days without rows are left out.
 
     Raises:
         DataError: a validation or test day has no row, or fewer than `min_train_days` train days are left.

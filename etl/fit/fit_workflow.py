@@ -64,7 +64,7 @@ def fit_workflow(
     blocks_of: Callable[[Sequence[RawFiles]], TrainingBlocks] | None = None,
     rows_of: Callable[[Sequence[RawFiles]], DataFrame] | None = None,
 ) -> FittedWorkflow:
-    """Returns the workflow version of the training days. Fits this version if it does not exist yet.
+    """Returns the workflow version that is fitted to the training days. Fits it if it does not exist yet.
 
     If the parent already includes all these days, returns the parent.
 
@@ -82,8 +82,8 @@ def fit_workflow(
             `rows_of` or `blocks_of`.
 
     Raises:
-        ConfigError: the configuration's features differ from the features of the parent, or only the
-            configuration or only the parent has weights of rows.
+        ConfigError: the configuration's features differ from the features of the parent, or rows have weights
+            in only one of the two.
         DataError: the statistics of a column cannot be computed.
     """
     if parent:
@@ -149,8 +149,8 @@ def _spec(plan: FeaturePlan, version: str, chains: Sequence[FittedChain]) -> Fea
 
 # Fits chains with the statistics of the training days.
 #
-# A chain is a sequence of steps (operators) that computes features. In each round, the next steps of the
-# chains are fitted.
+# A chain is a sequence of steps (operators) that computes features. The steps are fitted in rounds. Each
+# round fits the next steps of the chains.
 
 
 def fit_chains(
@@ -190,12 +190,12 @@ def fit_chains(
 
 
 def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgress, step: Step) -> None:
-    """Adds the parent workflow's fitted step to the chain, and copies the keyed table of this step."""
+    """Adds the step as the parent workflow fitted it. If it has a keyed table, copies the table."""
     cardinality = progress.cardinality(step)
     known: Fitted = parent.chains[progress.index].steps[len(progress.fitted)]
     if isinstance(known, KeyedFitted):
         tables.copy_from_parent(known.table)
-    # The step may read ids of a vocabulary to which the extension has added values.
+    # The extension may have added ids to the vocabulary that the step reads, so their number may be larger.
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)
 
 
@@ -208,8 +208,7 @@ FORMAT = 2
 
 def workflow_version(plan: FeaturePlan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
     """Returns the digest of everything that the fitted workflow depends on."""
-    # The settings of the split change the training rows only if one partition of the log has rows of several
-    # splits.
+    # If each day belongs to one split, the settings of the split do not change the training rows of a day.
     sections = ["features", "prepare", "scopes", "keys", "negatives"]
     sections += ["split"] if plan.is_divided else []
     external = {
@@ -238,7 +237,7 @@ def workflow_version(plan: FeaturePlan, parent: FittedWorkflow | None, days: Seq
 
 
 def require_weights(plan: FeaturePlan, version: str, spec: FeatureSpec) -> None:
-    """Raises ConfigError if the rows of a workflow have weights but the configuration has none."""
+    """Raises ConfigError if a workflow was fitted to rows with weights, but the configuration sets none."""
     if spec.weight is not None and plan.config.log.label.weights is None:
         raise ConfigError(
             f"workflow {version} was fitted to rows with weights, but the configuration has no "
@@ -249,7 +248,7 @@ def require_weights(plan: FeaturePlan, version: str, spec: FeatureSpec) -> None:
 
 
 def require_parent_weights(plan: FeaturePlan, parent: FittedWorkflow) -> None:
-    """Raises ConfigError if only the parent, or only the configuration, has weights of rows."""
+    """Raises ConfigError if the parent's rows have weights and the configuration sets none, or vice versa."""
     require_weights(plan, parent.version, parent.spec)
     if parent.spec.weight is None and plan.config.log.label.weights is not None:
         raise ConfigError(

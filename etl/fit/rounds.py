@@ -19,17 +19,17 @@ from etl.ops.training_statistics import Need, Statistics
 from etl.statistics.value_counts import Counts
 from etl.workflow.chains import Chain, FittedChain
 
-if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
     from pyspark.sql import DataFrame
 
-# The source of a round's statistics: frames of the training rows, or the value counts of the training days.
+# What a round's statistics are computed from: the training rows, or the value counts of the training days.
 SourceName = Literal["rows", "value_counts"]
 
 # Statistics that can be computed from the value counts of one raw column.
 _COUNTABLE: tuple[Need, ...] = ("moments", "quantiles", "mergeable", "counts")
 
-# Statistics that are stored in a table, in which the fitted step then looks up values. The outputs of such a
-# step cannot be computed from value counts.
+# Statistics that are stored in a table. The fitted step looks up values in this table, so its outputs cannot
+# be computed from value counts.
 _WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
 
 
@@ -80,8 +80,8 @@ def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: boo
 
     Args:
         chains: the chains to fit.
-        extends: whether an existing workflow is extended. An extension only adds values to vocabularies, and
-            reuses the parent's fitted steps otherwise.
+        extends: whether an existing workflow is extended. An extension reuses the parent's fitted steps, and
+            only adds values to vocabularies.
         has_value_counts: whether there are value counts of the training days.
     """
     fitted = [0] * len(chains)  # (number of chains,): the number of fitted steps of each chain.
@@ -117,7 +117,7 @@ def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> lis
 
 
 def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
-    """Returns, for each unfinished chain, its next steps that belong to the same operator."""
+    """Returns, for each unfinished chain, its next consecutive steps that have the same operator."""
     groups = []
     for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
         if first < len(chain.steps):
@@ -129,11 +129,12 @@ def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]
 def _choose(
     chains: Sequence[Chain], fitted: Sequence[int], waiting: Sequence[ChainSteps], has_value_counts: bool
 ) -> tuple[Sequence[ChainSteps], SourceName]:
-    """Chooses the steps that the round measures, and the source of their statistics.
+    """Chooses the steps whose statistics this round computes, and what they are computed from.
 
     The steps are chosen from `waiting`, the next steps of the unfinished chains. All vocabularies are
-    published together, so a single round counts their values. Other steps in `waiting` are measured before
-    this round. They are measured in the same round only if value counts suffice for all steps.
+    published together, so one round counts the values of all of them. The statistics of other steps in
+    `waiting` are computed in an earlier round. They are computed in the same round only if value counts
+    suffice for all steps in `waiting`, and no later step needs a vocabulary.
     """
     countable = [
         group for group in waiting if has_value_counts and is_countable(chains[group.chain], group.first)
@@ -174,15 +175,15 @@ def is_countable(chain: Chain, position: int) -> bool:
 
 
 def _needs_rows(step: Step) -> bool:
-    """Returns whether a step needs a table, or the ids of rows, in addition to its input values."""
+    """Returns whether a fitted step needs more than its input values: a table, or the ids of the rows."""
     _, fitted_type = column_operator(step.operator.name)
     return step.operator.needs in _WITH_TABLE or fitted_type.out_of_fold
 
 
 # The inputs of a fit: the training rows, as frames or as blocks, and their value counts.
 
-# Function that reads an external table. Its arguments are: configuration, table, key column, section for
-# error messages, and date of the path.
+# Function that reads an external table. Its arguments are the configuration, the table, its key column, the
+# section of the configuration that error messages name, and the date for the table's path.
 ReadTable: TypeAlias = "Callable[[Config, JoinedTable, str, str, str], pa.Table | DataFrame]"
 
 
@@ -278,7 +279,7 @@ def fit_rounds(
 
 
 def fit_without_statistics(progress: ChainProgress, step: Step) -> None:
-    """Fits a step of a new workflow that needs no statistics."""
+    """Fits a step that needs no statistics. The workflow is new, so there is no parent to reuse."""
     progress.add(step.operator.fit(step, Statistics(cardinality=progress.cardinality(step))))
 
 

@@ -1,4 +1,4 @@
-"""Computes statistics of the training days from frames of their rows, in one pass per kind of statistic."""
+"""Computes statistics of the training rows from Spark frames, in one pass per kind of statistic."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class RowStatistics:
     def _publish_vocabularies(
         self, counts: DataFrame, rules: Mapping[str, IdRule], fixed: Sequence[tuple[str, str, int, int, int]]
     ) -> dict[str, dict[str, int]]:
-        """Assigns ids to values, publishes the vocabularies, and returns their facts by vocabulary name.
+        """Assigns ids to values, publishes the vocabularies, and returns their sizes and counts by name.
 
         Args:
             counts: a frame with the columns column, value, id, count, last_seen.
@@ -192,11 +192,11 @@ class RowStatistics:
 # Computes the keyed tables of all steps of one operator together.
 #
 # A step is an operator with its input columns. A keyed table has one row per key, with statistics of the
-# training rows that have this key. If each keyed table were computed separately, each would need three passes
-# over the training rows: for its statistics, for the key ranges of its files, and for the statistics over all
-# rows.
+# training rows that have this key. Computing each keyed table separately would take three passes over the
+# training rows per table: for its statistics, for the key ranges of its files, and for the statistics over
+# all rows.
 
-# Number of the table with the statistics over all rows. This table has a single key, which is null.
+# In `_TABLE`, this number stands for the statistics over all rows. Their only key is null.
 _ALL_ROWS = -1
 _TABLE, _KEY = GROUP
 
@@ -248,7 +248,7 @@ def keyed_tables(
 
 
 def _by_group(rows: DataFrame, keys: Sequence[Column], with_all_rows: bool) -> DataFrame:
-    """Returns each row once for every step whose key is not null in this row.
+    """Repeats each row once for every step for which the row's key is not null.
 
     With `with_all_rows`, each row occurs once more, for the statistics over all rows.
     """
@@ -274,8 +274,8 @@ class StepInputs:
     """A step that needs statistics, with its inputs as columns of the training rows.
 
     Attributes:
-        key: a name for the step. Steps that are measured together have different keys. Error messages
-            contain the key.
+        key: a name for the step. Steps whose statistics are computed together have different keys. Error
+            messages contain the key.
         values: for each input, an expression over the rows.
         types: the type of each input.
         cardinality: if the first input contains ids, the number of embedding rows for them; otherwise None.
@@ -366,7 +366,7 @@ def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], da
 
     Returns a frame with the columns column, value, count, last_seen: one row for each value of a column.
     `last_seen` is the last day with the value. The shuffle is keyed by (column, value), so the values of a
-    large column are spread over all tasks. Nulls are not counted.
+    column with many values are spread over all tasks. Nulls are not counted.
 
     Args:
         values: (name, expression, is_list) for each column to count. `name` is the name of its vocabulary,
@@ -421,11 +421,11 @@ def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
 
 
 def vocabulary_facts(with_id: DataFrame, rare: DataFrame) -> dict[str, dict[str, int]]:
-    """Returns the facts of each vocabulary, by the name of the vocabulary.
+    """Returns the size and the counts of each vocabulary, by the name of the vocabulary.
 
-    The facts are the number of values with an id (`entries`), the highest id, and the number of values
-    without an id (`rare_values`). `occurrences` counts the rows with a value that has an id.
-    `rare_occurrences` counts the rows with a value that has no id. The driver collects one row per
+    For each vocabulary, these are the number of values with an id (`entries`), the highest id (`highest`),
+    and the number of values without an id (`rare_values`). `occurrences` counts the rows with a value that
+    has an id. `rare_occurrences` counts the rows with a value that has no id. The driver collects one row per
     vocabulary.
     """
     known = with_id.groupBy("column").agg(

@@ -36,11 +36,12 @@ class VersionTables:
 
     Attributes:
         rows: maps the name of each published table to the number of its rows.
-        vocabularies: maps the name of each vocabulary to its facts (etl.fit.row_statistics.vocabulary_facts).
+        vocabularies: maps the name of each vocabulary to its size and counts
+            (etl.fit.row_statistics.vocabulary_facts).
     """
 
     def __init__(self, lake: LakePaths, version: str, parent: str | None, row_group_rows: int) -> None:
-        """Creates an object without tables. `parent` is the workflow version that is extended, or None."""
+        """No table is published yet. `parent` is the workflow version that is extended, or None."""
         self._lake, self._version, self.parent = lake, version, parent
         self.row_group_rows = row_group_rows
         self.rows: dict[str, int] = {}
@@ -62,7 +63,7 @@ class VersionTables:
         self.rows[name] = manifest.rows
 
     def publish_files(self, files: Sequence[str], name: str) -> None:
-        """Publishes files as the table `name`. Tasks have written these files below the partition."""
+        """Publishes files, which tasks have written to the partition's folder, as the table `name`."""
         manifest = publish_files(
             self.partition(name), dict.fromkeys(files), inputs={"version": self._version}
         )
@@ -94,7 +95,7 @@ class VersionTables:
             self.publish_table(pa.schema(columns).empty_table(), name)
 
     def local(self, latest: int) -> LocalTables:
-        """Opens published tables of the new version, for processes without Spark. Rare values are left out.
+        """Opens the published tables of the new version, except the rare values, for processes without Spark.
 
         `latest` is the last day that the workflow version includes, in days since 1970-01-01.
         """
@@ -116,9 +117,7 @@ class VersionTables:
         return tuple(data_files(table, read_manifest(table)))
 
     def open(self, spark: SparkSession, broadcast_max_rows: int, latest: int) -> Tables:
-        """Opens the published tables of the new version, for Spark.
-
-        Rare values are left out.
+        """Opens the published tables of the new version, except the rare values, for Spark.
 
         Args:
             broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
@@ -131,7 +130,7 @@ class VersionTables:
         return open_tables(spark, self._lake, self._version, names, sizes, broadcast_max_rows, latest)
 
     def add_vocabularies(self, facts: Mapping[str, Mapping[str, int]]) -> None:
-        """Records the facts of vocabularies that were published."""
+        """Records the sizes and counts of published vocabularies."""
         self.vocabularies |= {name: dict(values) for name, values in facts.items()}
 
     def read(self, spark: SparkSession, name: str) -> DataFrame:
@@ -152,8 +151,8 @@ def _copy(source: str, target: str) -> str:
     return file.digest
 
 
-# Writes files with statistics by key. Tasks write parts of the statistics, and merge these parts in ranges of
-# keys.
+# Writes files with statistics by key. Each task first writes partial statistics of its rows. Then each
+# range of keys is merged by one task.
 #
 # Each task sorts the keys of its rows. Ranges of keys are chosen from a sample of the keys of all tasks. So
 # the files of the merged ranges form one sorted table, and no task needs all keys.
@@ -161,13 +160,14 @@ def _copy(source: str, target: str) -> str:
 # Approximate number of rows of a range. One task merges a range.
 _RANGE_ROWS = 2_000_000
 
-# Number of rows of a row group in a file of parts. A task reads only the row groups with keys of its range.
+# Number of rows of a row group in a file of partial statistics. A task reads only the row groups with keys of
+# its range.
 _GROUP_ROWS = 65_536
 
 # Number of keys in the sample of each file.
 _SAMPLED_KEYS = 512
 
-# A task buffers at least this number of rows of parts before it merges them.
+# A task buffers at least this number of rows of partial statistics before it merges them.
 _HELD_ROWS = 1_000_000
 
 
@@ -180,7 +180,7 @@ class KeyRange:
 
     def overlaps(self, least: str, most: str) -> bool:
         """Returns whether keys between `least` and `most`, inclusive, may be in the range."""
-        # Python compares strings by code points, which is the order of their UTF-8 bytes.
+        # Python compares strings by code points. UTF-8 bytes have the same order.
         return (self.first is None or most >= self.first) and (self.end is None or least < self.end)
 
     def select(self, table: pa.Table) -> pa.Table:
@@ -191,7 +191,7 @@ class KeyRange:
 
 
 class PartsByKey:
-    """Merges the parts of one step over the batches of a task."""
+    """Merges the partial statistics of one step from all batches of a task."""
 
     def __init__(self) -> None:
         self._keys: list[pa.Array] = []
@@ -199,14 +199,14 @@ class PartsByKey:
         self._merged_rows = 0
 
     def add(self, keys: pa.Array, parts: GroupParts) -> None:
-        """Adds the parts of some rows. `keys` are their (parts.size,) distinct keys."""
+        """Adds partial statistics of some rows. `keys` are their distinct keys, of shape (parts.size,)."""
         self._keys.append(keys)
         self._parts.append(parts)
         if sum(map(len, self._keys)) > 2 * self._merged_rows + _HELD_ROWS:
             self.result()
 
     def result(self) -> tuple[pa.Array, GroupParts] | None:
-        """Returns the keys, ascending, and their merged parts; None if no rows were added."""
+        """Returns the keys, ascending, and their merged statistics; None if no rows were added."""
         if not self._keys:
             return None
         keys, parts = merge_groups(self._keys, self._parts)
@@ -215,7 +215,7 @@ class PartsByKey:
 
 
 def write_parts(path: str, keys: pa.Array, parts: GroupParts) -> dict[str, Any]:
-    """Writes a file of parts. Returns its path, its number of rows and a sample of its keys."""
+    """Writes a file of partial statistics. Returns its path, its number of rows and a sample of its keys."""
     table = pa.table({KEY: keys, **parts.to_arrays()})
     written, _ = split_name(write_sorted(path, table, _GROUP_ROWS))
     step = max(1, len(keys) // _SAMPLED_KEYS)
@@ -233,7 +233,7 @@ def write_sorted(path: str, table: pa.Table, row_group_rows: int) -> str:
 
 
 def choose_ranges(files: Sequence[Mapping[str, Any]]) -> list[KeyRange]:
-    """Returns ranges of keys of about equal size, ascending. `files` are results of `write_parts`."""
+    """Returns ranges of keys, ascending, of about equally many rows. `files` are results of `write_parts`."""
     rows = sum(file["rows"] for file in files)
     wanted = -(-rows // _RANGE_ROWS)
     sampled = [(key, file["rows"] / len(file["sample"])) for file in files for key in file["sample"]]
@@ -247,7 +247,7 @@ def choose_ranges(files: Sequence[Mapping[str, Any]]) -> list[KeyRange]:
 
 
 def merge_parts(paths: Sequence[str], keys: KeyRange) -> tuple[pa.Array, GroupParts] | None:
-    """Merges the parts of a range of keys. Returns (ascending keys, parts); None if the range has no key."""
+    """Returns (ascending keys, merged statistics) of a range of keys; None if the range has no key."""
     merged = PartsByKey()
     for path in paths:
         for table in _read_range(path, keys):
@@ -276,13 +276,13 @@ def _read_range(path: str, keys: KeyRange) -> Iterator[pa.Table]:
 
 
 def one_group(parts: Sequence[GroupParts]) -> GroupParts:
-    """Merges one or more parts, each of which has exactly one group."""
+    """Merges one or more partial statistics of a single group."""
     together = concat_groups(parts)
     return together.regrouped(np.zeros(together.size, np.int64), 1)
 
 
 def parts_to_json(parts: GroupParts) -> dict[str, Any]:
-    """Returns the parts of one group as JSON values."""
+    """Returns the partial statistics of one group as JSON values."""
     return {
         "sums": {name: values[0].tolist() for name, values in parts.sums.items()},
         "least": {name: float(values[0]) for name, values in parts.least.items()},
@@ -291,7 +291,7 @@ def parts_to_json(parts: GroupParts) -> dict[str, Any]:
 
 
 def parts_from_json(stored: Mapping[str, Any]) -> GroupParts:
-    """Returns the parts of one group from the result of `parts_to_json`."""
+    """Returns the partial statistics of one group from the result of `parts_to_json`."""
     return GroupParts(
         1,
         {name: np.array([values], np.int64) for name, values in stored["sums"].items()},
@@ -300,9 +300,9 @@ def parts_from_json(stored: Mapping[str, Any]) -> GroupParts:
     )
 
 
-# Writes a fitted workflow with its tables below a folder, in the format of a lake.
+# Writes a fitted workflow and its tables to a folder, in the same format as in a lake.
 
-# Used for a table whose manifest lists no file, because the table has no rows.
+# Written for a table without files, so that the table has one file without rows.
 _WITHOUT_ROWS = pa.table({KEY: pa.array([], pa.string())})
 
 

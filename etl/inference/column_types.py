@@ -59,7 +59,8 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%b %d, %Y", "date"),
     ("%B %d, %Y", "date"),
 )
-# Notations of times of day without a date. A text such as 3:1 is one only in a column with a name for a time.
+# Notations of times of day without a date. A text such as 3:1 counts as a time only if the column's name
+# means a time.
 _OF_DAY: tuple[str, ...] = (ISO, "%H:%M:%S", "%I:%M:%S %p", "%I:%M %p")
 _OF_NAMED_CLOCKS = "%H:%M"
 _CLOCK_NAME = re.compile(r"time|zeit|clock|hora|heure|ora($|_)|tijd", re.IGNORECASE)
@@ -69,12 +70,14 @@ _DIGITS: tuple[tuple[str, ColumnType], ...] = (("%Y%m%d", "date"), ("%y%m%d%H", 
 _TIME_NAME = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|datum|zeit|fecha|heure", re.IGNORECASE)
 # Types are inferred from at most this number of distinct values of a column.
 _PROBED = 2_000
-# 1990 and 2040 in seconds since 1970-01-01. Integers between these times, in one of _UNITS, may be times.
+# 1990 and 2040 in seconds since 1970-01-01. Integers that lie between these times in one of the _UNITS may be
+# times.
 _FIRST_SECOND, _LAST_SECOND = 631_152_000, 2_208_988_800
 _DAY_MICROS = 86_400_000_000
 _UNITS: tuple[tuple[str, int], ...] = (("s", 1), ("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000))
-# A column depends on a key if nearly all rows of a key have the key's usual value. Other values may have at
-# most the first share of all rows, and at most the second share of the rows without the column's usual value.
+# A column depends on a key if nearly all rows with the same key have the same value. The exceptions are at
+# most the first share of all rows. They are also at most the second share of those rows whose value is not
+# the most frequent one of the column.
 _EXCEPTIONS, _UNEXPLAINED = 0.02, 0.2
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _CERTAIN_SEPARATORS = ("|", ";")
@@ -100,8 +103,8 @@ class SampledColumn:
         distinct: number of distinct values in the sample, without null.
         examples: up to three of the most frequent values, as texts.
         null_texts: the texts in the sample that stand for null.
-        values: the values of the sample, including nulls. In samples of text files, the values are strings,
-            and their numbers are written with decimal points.
+        values: the values of the sample, including nulls. In samples of text files, all values are strings,
+            and numbers in them have decimal points.
         has_comma: whether the files write the column's numbers with a decimal comma.
     """
 
@@ -161,7 +164,10 @@ def sampled_columns(sample: TableSample) -> list[SampledColumn]:
 
 
 def micros_of(column: SampledColumn) -> np.ndarray:
-    """Returns the times of a column in µs since 1970-01-01, without time zones and nulls, ascending."""
+    """Returns the times of a column, ascending and without nulls, in µs since 1970-01-01.
+
+    Local times are read as UTC.
+    """
     values = column.values.drop_null()
     if column.unit is not None:
         factor = 1_000_000 // dict(_UNITS)[column.unit] if column.unit != "ns" else None
@@ -175,9 +181,9 @@ def micros_of(column: SampledColumn) -> np.ndarray:
 
 
 def days_of(column: SampledColumn) -> pa.Array:
-    """Returns the day of each row in a column of times, in days since 1970-01-01, without time zones.
+    """Returns the day of each row in a column of times, in days since 1970-01-01; null without a time.
 
-    A row without a time has null.
+    Local times are read as UTC.
     """
     encoded = column.values.combine_chunks().dictionary_encode()
     distinct = encoded.dictionary
@@ -196,7 +202,10 @@ def _quotients(values: pa.Array, divisor: int) -> pa.Array:
 
 
 def has_local_times(column: SampledColumn) -> bool:
-    """Returns whether the times of a column have no offset from UTC, so that they need a time zone."""
+    """Returns whether the times of a column have no offset from UTC.
+
+    The configuration must then name their time zone.
+    """
     kind = column.values.type
     if column.type not in ("timestamp", "date"):
         return False
@@ -217,10 +226,10 @@ def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
 
 
 def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
-    """Returns whether nearly all rows with the same key have the same value of a column.
+    """Returns whether nearly all rows with the same key have the same value in a column.
 
-    Only keys with several rows are evidence. If nearly all rows of the sample have the same value, the key
-    must also explain most of the other rows.
+    Only keys with several rows are considered. If nearly all rows of the sample have the same value, the
+    exceptions must also be few compared with the rows that have another value.
     """
     if pa.types.is_nested(column.values.type) or key.distinct > 0.5 * max(len(key.values), 1):
         return False
@@ -401,7 +410,7 @@ def _digit_time(name: str, probe: pa.Array) -> tuple[str, ColumnType] | None:
 
 
 def _is_clock_of_digits(name: str, probe: pa.Array) -> bool:
-    """Returns whether the texts of a column with a name for a time are times of day such as 134500."""
+    """Returns whether the column's name means a time, and its texts are times of day such as 134500."""
     if not _CLOCK_NAME.search(name) or not pc.all(pc.equal(pc.binary_length(probe), 6)).as_py():
         return False
     return _reads(probe, _CLOCK_OF_DIGITS, "time")
@@ -410,8 +419,8 @@ def _is_clock_of_digits(name: str, probe: pa.Array) -> bool:
 def _unit(name: str, column: SampledColumn, probe: pa.ChunkedArray | pa.Array) -> str | None:
     """Returns the unit of integers that are times since 1970; None if the integers are not times.
 
-    Nearly all values must be between 1990 and 2040. Ids can be in this range too. So a column with a name
-    must have a name for a time. A column without a name must have at least 100 distinct values.
+    Nearly all values must be between 1990 and 2040. Ids can be in this range too. So the name of the column
+    must mean a time. If the files do not name the column, it must have at least 100 distinct values.
     """
     if not len(probe):
         return None

@@ -60,8 +60,8 @@ _NOT_EVENT_TIME = re.compile(
 _TIME_WORDS = re.compile(
     r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|when|created|datum|zeit|fecha|heure", re.IGNORECASE
 )
-# Names of events, with the weights of their rows. An event such as a purchase shows more interest than a
-# view.
+# Names of events, and the weight of a row with this event. A purchase shows more interest than a view, so its
+# weight is larger.
 _VIEWS = (
     *("view", "pv", "click", "clk", "detail", "pageview", "page_view", "read", "open", "visit", "play"),
     *("viewed", "clicked", "watch", "listen", "view_item"),
@@ -76,7 +76,7 @@ _EVENT_WEIGHTS: Mapping[str, float] = {
     **dict.fromkeys(("played", "stream", "streamed", "watched", "start", "started"), 0.1),
     **dict.fromkeys(("complete", "completed", "finish", "finished"), 0.5),
 }
-# Words in names of events that undo another event, or report a fault.
+# Words in the names of events that are not clicks: they undo another event, or report that it failed.
 _NO_EVENT = {
     *(
         "remove",
@@ -106,7 +106,8 @@ _NO_EVENT = {
 }
 _SHOWN = ("impression", "show", "shown", "display", "exposure", "imp", "impress")
 _EVENT_NAME = re.compile(r"event|action|behavi|interaction|activity|(^|_)type($|_)", re.IGNORECASE)
-# Names that only a column of events has, also in other languages, and names of attributes.
+# The first pattern matches names that only columns of events have, in several languages. The second pattern
+# matches names of columns with attributes.
 _CERTAIN_EVENT_NAME = re.compile(
     r"event|action|behavi|interaction|activity|ereignis|aktion|evento|accion|azione|evenement|gebeurtenis|"
     r"событие|действие|行为|事件|行動|イベント|이벤트",
@@ -120,7 +121,7 @@ _ATTRIBUTE_NAME = re.compile(
     r"colou?r|farbe|size|plan($|_)|tier|member|segment|weekday|season",
     re.IGNORECASE,
 )
-# An event is named by at most three words without digits.
+# The name of an event has at most three words, without digits.
 _ACTION = re.compile(r"[^\W\d_]{2,}([ _.:-][^\W\d_]+){0,2}")
 _LABEL_NAME = re.compile(
     r"click|label|target|conver|purchas|bought|engag|(^|_)(y|ctr|response|outcome)($|_)", re.IGNORECASE
@@ -144,10 +145,10 @@ _DAY_MICROS = 86_400_000_000
 _FEWEST_EVENTS, _MOST_UNKNOWN_EVENTS, _ROWS_OF_AN_EVENT = 2, 12, 5
 # If the points of two columns differ by at most this number, both columns are candidates for a role.
 _DOUBT = 3
-# Maximum share of nulls in a key column, because rows without a key are quarantined. The user column may have
-# more nulls, because rows of anonymous visitors are left out.
+# Maximum shares of nulls in a key column and in the user column. Rows without a key are quarantined. Rows
+# of anonymous visitors are only left out, so the user column may have more nulls.
 _MOST_NULL_KEYS, _MOST_ANONYMOUS = 0.04, 0.6
-# Limits of the number of distinct values of a key: the smallest number, and the largest share of the rows.
+# Smallest number of distinct values of a key column, and their largest number as a share of the rows.
 _FEWEST_KEYS, _MOST_KEYS = 20, 0.9
 # Names of the title of an item in other languages. Accents are removed before names are compared.
 _FOREIGN_TITLES = (
@@ -163,15 +164,15 @@ _FOREIGN_TITLES = (
 # Limits for recognizing a column of titles by its values: minimum share of distinct texts, maximum length of
 # a text, and minimum share of texts with several words or letters beyond ASCII.
 _TITLE_DISTINCT, _LONGEST_TITLE, _TITLE_WORDS = 0.3, 120, 0.4
-# Tills call the name of a product its description. Longer descriptions are no titles.
+# Cash registers call the name of a product its description. Longer descriptions are not titles.
 _DESCRIPTION_NAME, _SHORT_TITLE = re.compile(r"desc|beschreib", re.IGNORECASE), 30
 _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
     re.IGNORECASE,
 )
 # A column lists items if at least the first share of its words are items of the sample, and at least the
-# second share of its texts have several words. The first share is small, because a list may have many items
-# that the sample does not show.
+# second share of its texts have several words. The first share is small, because lists may contain many items
+# that are not in the sample.
 _KNOWN_ITEMS, _SEVERAL_ITEMS = 0.05, 0.3
 # A column contains e-mail addresses if at least this share of its texts are e-mail addresses.
 _ADDRESSES = 0.9
@@ -297,7 +298,7 @@ def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
 
 
 def with_lists_of_items(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
-    """Returns the columns of a log of displays, with lists in place of texts that list items.
+    """Returns the columns of a log of displays. Texts that list items are replaced by lists.
 
     Such texts contain, for example, earlier clicks. The item is the column before the last one.
     """
@@ -323,8 +324,9 @@ def _is_grouped(column: SampledColumn) -> bool:
 def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess:
     """Returns which rows of a log are clicks.
 
-    The label is a column of events. If there is none, the label is a column of 0 and 1. If there is none
-    either, the label is a rating.
+    The label is a column of events. If there is none, the label is a column of numbers whose name means a
+    label or a rating. If the files do not name their columns, it is the first column, if this has only 0 and
+    1.
     """
     for column in columns:
         guess = _events_in(column, has_names=has_names)
@@ -346,7 +348,7 @@ def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess
 
 
 def events_of(column: SampledColumn) -> LabelGuess | None:
-    """Returns the label of the column that the user named as the column of events.
+    """Returns which rows are clicks, if the user named `column` as the column of events.
 
     Returns None if the column cannot contain events. If no event is in _EVENT_WEIGHTS, all events are clicks
     with the weight 1.
@@ -365,9 +367,9 @@ def possible_events(
 ) -> list[SampledColumn]:
     """Returns the columns that may contain the event of each row. They have few distinct texts and no nulls.
 
-    A column such as `branch` is not one of them: its name says that it is an attribute, or its texts do not
-    look like events, or it depends on an id. For example, all rows of a receipt have the same branch. Such a
-    column is one of them only if its name says that it has events.
+    A column such as `branch` is left out if its name says that it is an attribute, if its texts do not look
+    like events, or if it depends on an id. For example, all rows of a receipt have the same branch. A column
+    whose name certainly means events is not left out for these reasons.
 
     Args:
         columns: the columns of the log.
@@ -388,7 +390,7 @@ def possible_events(
 
 
 def _may_have_events(column: SampledColumn, ids: Sequence[SampledColumn]) -> bool:
-    """Returns whether the name and the values of a column of few texts look like those of events."""
+    """Returns whether the name and the values of a column with few distinct texts look like events."""
     name = plain_name(column.source)
     if _CERTAIN_EVENT_NAME.search(name):
         return True
@@ -432,7 +434,8 @@ def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
 def _event_weight(event: str) -> float | None:
     """Returns the weight of an event, such as `purchase` or `play.start`; None if it is not known.
 
-    If the whole name is not known, its words decide: the word with the largest weight.
+    If the whole name is not known, returns the largest weight of its words. A name with a word in _NO_EVENT
+    is then not known either.
     """
     whole = _EVENT_WEIGHTS.get(event.lower())
     words = _words_of(event)
@@ -476,10 +479,10 @@ def _is_binary(column: SampledColumn) -> bool:
 
 
 def _times(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
-    """Returns the columns with times of rows: timestamps, then integers, then dates.
+    """Returns the columns that may contain the times of rows: timestamps, then integers, then dates.
 
-    Each kind keeps the order of the files. A column with one value is left out. But if there is a column with
-    times of day, all rows of the sample may have the same date.
+    Within each kind, columns whose names mean a time come first. A column with a single value is left out,
+    unless the value is a date and another column has times of day.
     """
     fewest = 1 if _times_of_day(columns) else 2
     fitting = [
@@ -505,7 +508,7 @@ def time_of_day_of(times: Sequence[SampledColumn], columns: Sequence[SampledColu
 
 
 def has_midnights(column: SampledColumn) -> bool:
-    """Returns whether the stored timestamps of a column are dates: local times, and all of them 00:00."""
+    """Returns whether a column stores dates as timestamps: as local times that are all at midnight."""
     kind = column.values.type
     if not pa.types.is_timestamp(kind) or kind.tz is not None:
         return False
@@ -513,7 +516,7 @@ def has_midnights(column: SampledColumn) -> bool:
 
 
 def _times_of_day(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
-    """Returns the columns with times of day, those with a name for a time first."""
+    """Returns the columns with times of day. Columns whose names mean a time come first."""
     fitting = [
         column
         for column in columns
@@ -530,8 +533,9 @@ def title_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 def title_by_values(columns: Sequence[SampledColumn]) -> SampledColumn | None:
     """Returns the column of a table of items whose texts look most like titles; None if there is none.
 
-    Such a column has the most distinct and the longest texts of several words. A column with a name such as
-    `description` is taken only if no other column is, and if its texts are as short as titles.
+    Such a column has texts of several words, and they are the longest and most varied ones. A column with a
+    name such as `description` is returned only if no other column fits, and if its texts are as short as
+    titles.
     """
     named = [column for column in columns if _NO_TITLE_NAME.search(plain_name(column.source))]
     best = _most_like_titles([column for column in columns if column not in named], _LONGEST_TITLE)
@@ -540,7 +544,7 @@ def title_by_values(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 
 
 def _most_like_titles(columns: Sequence[SampledColumn], longest: int) -> SampledColumn | None:
-    """Returns the column with the most distinct and the longest texts; None if none has texts like titles.
+    """Returns the column with the longest and most varied texts; None if no column has texts like titles.
 
     The mean length of its texts is at most `longest` characters.
     """
@@ -589,10 +593,10 @@ class StockGuess:
 
 
 def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
-    """Returns the column of a table of items whose name says that it has the stock; None if there is none.
+    """Returns the column of a table of items whose name means the stock; None without such a column.
 
-    The result is certain if the values are numbers of at least 0, flags that are both true and false, or
-    texts that are known states of the stock.
+    The result is certain if the values are numbers from 0 upwards with 0 among them, flags that are both true
+    and false, or texts of which some, but not all, mean out of stock.
     """
     for column in columns:
         name = plain_name(column.source)
@@ -605,7 +609,7 @@ def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
 
 
 def _sold_out_in(column: SampledColumn) -> StockGuess | None:
-    """Returns a column of flags in text files that says that an item is out of stock."""
+    """Returns the guess for a column of a text file with flags that are true for items out of stock."""
     if not pa.types.is_string(column.values.type) or column.distinct > _MOST_EVENTS:
         return None
     texts = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
@@ -614,7 +618,7 @@ def _sold_out_in(column: SampledColumn) -> StockGuess | None:
 
 
 def _stock_in(column: SampledColumn) -> StockGuess | None:
-    """Returns a column of texts, flags or numbers that says whether an item is in stock."""
+    """Returns the guess for a column with texts, flags or numbers that say whether an item is in stock."""
     if column.type == "string" and column.distinct <= _MOST_EVENTS:
         texts = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
         sold_out = tuple(sorted(text for text in texts if _SOLD_OUT.fullmatch(text)))
@@ -644,7 +648,7 @@ def image_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 
 
 def _text_named(names: Sequence[str], columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns the column of texts whose name comes first in `names`; None without such a column.
+    """Returns the column of texts whose name is the earliest one in `names`; None without such a column.
 
     The words of titles are separated by blanks or commas, so the type of a title column may be list<string>.
     """

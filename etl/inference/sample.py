@@ -29,7 +29,7 @@ from etl.raw.files import files_at, find_files
 from etl.readers.text import rows_of_displays
 from storage import file_io
 
-# Number of bytes of text, or of rows of other formats, to read from the first file and from the last file.
+# What to read from the first file and from the last file: bytes of text files, or rows of other formats.
 _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
 # The separator and the header are inferred from the first _LINES lines. Whether commas are decimal commas is
@@ -60,7 +60,7 @@ _NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
 _LONGEST_NAME = 64
 _NUMBER = re.compile(r"[+-]?(\d[\d.]*,\d+|\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SHOWN_ITEMS = re.compile(r"\S+[-:_][01]([ ,;|]\S+[-:_][01])*")
-# Maximum number of bytes of displays that are converted to rows. A display has many rows.
+# At most this number of bytes of displays are converted to rows, because a display becomes many rows.
 _DISPLAY_BYTES = 2 << 20
 _COMMA_OF_NUMBER = re.compile(r"(?<=\d),(?=\d)")
 _ENDINGS = {
@@ -125,7 +125,7 @@ class TableSample:
 
 
 def find_table(location: str) -> RawPath:
-    """Finds the files of a table by the path of a file or folder, or by a glob, which may contain `{date}`.
+    """Finds the files of a table at a location: a file, a folder, or a glob, which may contain `{date}`.
 
     If the names of the files differ by a day, such as 2026-01-31, 2026_01_31 or 20260131, the returned
     pattern contains `{date}` in place of the day, with the same notation.
@@ -217,7 +217,7 @@ def _sample(
 
 
 def _files(location: str) -> tuple[str, ...]:
-    """Returns the files at a path, below a folder, or of a glob, ordered by name.
+    """Returns the files of a location, which is a file, a folder or a glob, ordered by name.
 
     Hidden files are left out.
     """
@@ -242,7 +242,7 @@ def _files(location: str) -> tuple[str, ...]:
 
 
 def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
-    """Returns the path of files whose names contain their day."""
+    """Returns the path, with `{date}` in its pattern, of files whose names contain their day."""
     days = sorted({day for name in files if (day := _day_of(name)) is not None})
     if has_date(location):
         return RawPath(location, files, tuple(days))
@@ -265,7 +265,7 @@ def _day_of(name: str) -> str | None:
 
 
 def _with_date_key(name: str) -> str:
-    """Returns the name of a file with `{date}`, in the notation of the day, in place of the last day."""
+    """Returns the name of a file with its last day replaced by a placeholder, such as `{date:%Y%m%d}`."""
     last = _last_day(name)
     return name if last is None else f"{name[: last[0].start()]}{last[1]}{name[last[0].end() :]}"
 
@@ -365,7 +365,7 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
     names = rows[0] if has_names else [f"c{number}" for number in range(1, width + 1)]
     if quoted and not has_names:
         raise DataError(
-            f"{path.files[0]} has no column names, but fields in double quotes that contain the "
+            f"{path.files[0]} has no column names, but has fields in double quotes that contain the "
             "separator; a file with such fields must name its columns",
             "add a first line with the names of the columns",
         )
@@ -386,7 +386,7 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
 
 
 def _is_plain_tsv(lines: Sequence[str]) -> bool:
-    """Returns whether the lines are tab-separated and have no header, if quotes are ordinary characters."""
+    """Returns whether the lines are tab-separated without a header. Quotes count as ordinary characters."""
     rows = [line.split("\t") for line in lines]
     width, count = Counter(map(len, rows)).most_common(1)[0]
     if width == 1 or count < _REGULAR_SHARE * len(rows):
@@ -440,7 +440,7 @@ def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
         if separator == "," and others and not any("," in line for line in without_commas[:_FEW_LINES]):
             continue
         if separator == ":" and not any("::" in line for line in lines[:5]):
-            continue  # The colon of a line with one colon more likely belongs to a time, such as 12:30.
+            continue  # A single colon more likely belongs to a time, such as 12:30.
         quoted = _has_quoted_fields(lines, separator)
         widths = Counter(len(fields) for fields in _fields(lines, separator, quoted))
         width, count = widths.most_common(1)[0]
@@ -451,7 +451,7 @@ def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
 
 
 def _has_quoted_fields(lines: Sequence[str], separator: str) -> bool:
-    """Returns whether a field, with a separator on both sides, begins and ends with a double quote."""
+    """Returns whether any field begins and ends with a double quote."""
     bound = re.escape(separator)
     field = re.compile(f'(^|{bound})"([^"]|"")*"({bound}|$)')
     return any('"' in line and field.search(line) for line in lines)

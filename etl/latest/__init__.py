@@ -1,4 +1,4 @@
 """Publishes tables with the latest features of users and items, and with the titles of items.
 
-The job that scores lists of recommendations reads the tables of features.
+The job `score_daily` reads the tables of features.
 """

@@ -1,8 +1,8 @@
 """Publishes tables with the latest features of each user and of each item, up to the run date.
 
-The history of a user consists of the last clicks up to the run date, and the columns of `last_values` have
-the values of an item's last events. score_daily ranks items with both. `histories_of` uses Arrow tables on
-one machine, and Spark frames on clusters. The results are the same.
+The history of a user contains the user's last clicks up to the run date. The columns of `last_values` contain
+values of an item's last events. score_daily ranks items with both. `histories_of` uses Arrow tables on one
+machine, and Spark frames on clusters. The results are the same.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class LatestHistories:
 
     Attributes:
         rows: user_key and the columns of `history`, one row per user. Users without a click have no row.
-            The rows are a table with lists of dictionary codes if processes of this machine computed them,
-            otherwise a frame. None if no user has a click.
+            If processes of this machine computed the rows, they are a table whose lists contain dictionary
+            codes; otherwise, they are a frame. None if no user has a click.
         digest: a digest of everything on which `rows` depends, except the days of the run.
     """
 
@@ -169,8 +169,7 @@ def latest_values(
 ) -> LatestValues | None:
     """Returns the last values of items for a run; None without the section `last_values`.
 
-    The splits whose events are used are the same as in `latest_histories`. The other arguments have the same
-    meaning.
+    `latest_histories` describes the arguments, and which splits are used.
     """
     tables = value_tables(workers, plan, lake)
     return None if tables is None else LatestValues(tables, _day_after(splits, _known_splits(plan, before)))
@@ -197,7 +196,7 @@ def _digest(plan: FeaturePlan, known: Sequence[Split], digest_of_clicks: str) ->
 def _clicks_of_splits(
     workers: Workers, plan: FeaturePlan, raw: RawFiles, splits: int, history: History
 ) -> pa.Table:
-    """Returns the last clicks of each user (recent_clicks) in the first splits of a log that is one table.
+    """Returns each user's last clicks (recent_clicks) of the first splits, for a log that is one table.
 
     Args:
         workers, plan, raw: the workers, the plan of the run, and the files of the log.
@@ -206,8 +205,8 @@ def _clicks_of_splits(
     """
     by, timed = plan.config.split.by, plan.config.log.event_time is not None
     if by == "leave_last_out":
-        # The split of a click depends only on the user's other clicks. Only a user's last clicks can belong
-        # to splits that are left out.
+        # Each split that is left out contains at most one click per user, one of the user's last ones. So
+        # this reads some more clicks of each user, and removes the last ones.
         left_out = len(SPLITS) - splits
         parts = clicks_of_log(workers, plan, raw)
         clicks = clicks_of_parts(parts, history.length + left_out, timed=timed)
@@ -244,7 +243,7 @@ def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
 def _clicks_before_cut(
     parts: Iterator[pa.Table], config: SplitConfig, splits: int, length: int, *, timed: bool
 ) -> pa.Table:
-    """Returns the last clicks of each user in the first splits of a log that `fraction` divides.
+    """Returns each user's last clicks of the first splits, for a log with `split.by=fraction`.
 
     Args:
         parts: all good rows of the log.
@@ -326,8 +325,8 @@ def publish_latest(
 
     If the configuration has a table of attributes (section `users` or `items`), features are computed from
     the rows of this table. Users of the log without a row in the table have null attributes. Items of the log
-    without a row have null attributes if `items.missing` is `serve`; otherwise, they are left out. The facts
-    of the manifest contain the number of users or items without a row.
+    without a row have null attributes if `items.missing` is `serve`; otherwise, they are left out. The
+    manifest (`facts`) has the number of users or items without a row.
 
     Without a table of attributes, the features of a user or item come from its latest row in the feature
     partitions. This is the row with the largest row_id on the last day with a row of the user or item.
@@ -348,7 +347,8 @@ def publish_latest(
         is not set.
 
     Raises:
-        DataError: too many users or items have no row (section `quality`). Then nothing is published.
+        DataError: too many users or items have no row in their table (section `quality`). Then nothing is
+            published.
     """
     if plan.config.keys is None:
         return {}
@@ -499,7 +499,7 @@ def _require_rows(
 
 
 def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_out"]:
-    """Returns whether the users or items of the log without a row in their table are served."""
+    """Returns `serve` if users or items of the log without a row in their table are published."""
     return config.items.missing if section == "items" and config.items else "serve"
 
 
@@ -696,7 +696,7 @@ def _texts(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _typed_keys(keys: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Converts keys of the log to the type of the key of a table of attributes."""
+    """Converts keys of the log to the type that the key has in a table of attributes."""
     texts = keys.cast(pa.string())
     of_table = kind.value_type if pa.types.is_dictionary(kind) else kind
     values = integers(texts) if pa.types.is_integer(of_table) else texts

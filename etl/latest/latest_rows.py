@@ -21,9 +21,8 @@ from storage.paths import Partition
 from storage.publish import rows_of
 from storage.read_parquet import read_file
 
-# With at most this number of rows, the driver reads the files itself, and keeps one day in memory. This saves
-# the time to plan and start Spark jobs, which is most of the time of a small run
-# (docs/decisions/jobs.md#0061).
+# With at most this number of rows, the driver reads the files itself, one day at a time. This saves the time
+# to plan and start Spark jobs, which is most of the time of a small run (docs/decisions/jobs.md#0061).
 ROWS_IN_DRIVER = 10_000_000
 _DAY = "_dt"
 
@@ -197,12 +196,12 @@ def latest_of_days(latest_first: Iterable[pa.Table], key: str, schema: pa.Schema
 
 
 def latest_in_file(path: str, key: str, schema: pa.Schema) -> pa.Table:
-    """Returns the row with the largest row_id of each key in a Parquet file, with the columns of `schema`."""
+    """Returns each key's row with the largest row_id in a Parquet file, with the columns of `schema`."""
     rows = read_file(path, schema.names)
     return _latest(rows.select(schema.names), key).cast(schema)
 
 
 def _latest(rows: pa.Table, key: str) -> pa.Table:
-    """Returns the row with the largest row_id of each key on one day. Each row_id occurs once."""
+    """Returns each key's row with the largest row_id, from rows of one day. Each row_id occurs once."""
     largest = rows.select([key, ROW_ID]).group_by(key).aggregate([(ROW_ID, "max")])[f"{ROW_ID}_max"]
     return rows.filter(pc.is_in(rows[ROW_ID], value_set=largest.combine_chunks()))

@@ -1,4 +1,4 @@
 """A compiled C++ library and its ctypes interface.
 
-The library scans text, looks up values and adds counts.
+The library scans text, decodes pages of Parquet files, looks up values and adds up counts.
 """

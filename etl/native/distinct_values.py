@@ -60,7 +60,7 @@ def map_sealed(path: Path) -> pa.Buffer:
 
     Raises:
         OSError: the file cannot be mapped.
-        ValueError: the bytes do not have the digest at the end of the file.
+        ValueError: the digest at the end of the file is not the digest of its bytes.
     """
     with pa.memory_map(str(path)) as source:
         whole = source.read_buffer()
@@ -230,7 +230,7 @@ class Sums:
             )
 
     def result(self) -> tuple[pa.StringArray, np.ndarray, np.ndarray]:
-        """Returns three arrays: the distinct values, the sums of their counts, and their last days.
+        """Returns three arrays: the distinct values, the sums of their counts, and each value's last day.
 
         There is one element for each of the n distinct values, in the order in which the values were first
         added. The sums are int64 of shape (n, sides), the days are int32 of shape (n,). The arrays use the

@@ -98,7 +98,7 @@ class Handle:
             self._free(self.address)
 
     def describe(self, function: str, *arguments: int) -> tuple[list[int], list[int | None]]:
-        """Calls a function of the library by name. Returns the sizes and addresses of the object's arrays."""
+        """Calls a library function, which returns the sizes and the addresses of the object's arrays."""
         sizes, addresses = (ctypes.c_int64 * 4)(), (ctypes.c_void_p * 5)()
         getattr(library(), f"nightrank_{function}")(self.address, *arguments, sizes, addresses)
         return list(sizes), list(addresses)

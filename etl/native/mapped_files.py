@@ -72,8 +72,7 @@ def open_mapped(
             written.replace(path)
         return load(path)
     except (OSError, ValueError) as error:
-        # The directory is full or does not exist, or the disk returned bytes that differ from the written
-        # bytes.
+        # Either the directory is full or missing, or the disk did not return the bytes that were written.
         log.warning(
             "the shared file %s cannot be used, so each worker reads the table itself: %s", path, error
         )
@@ -94,7 +93,7 @@ def _intact(path: Path, load: Callable[[Path], Opened]) -> Opened | None:
 # Opens tables with statistics by key, which all Python workers of a machine map into memory.
 #
 # The file of a table contains its key column as a hash table (etl/native/distinct_values.py). A second file
-# contains the columns.
+# contains the whole table.
 
 _KEY = "key"
 Keyed = tuple[Lookup, pa.Table]
@@ -128,8 +127,8 @@ def _write_keyed(path: Path, files: tuple[str, ...]) -> Keyed | None:
     with SealedFile(columns) as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     lookup.save(path, np.zeros(len(table), np.int32))
-    # `open_mapped` gives the file with the hash table its final name after this function has returned. So if
-    # the file with the hash table exists, the file with the columns exists too.
+    # `open_mapped` renames the file with the hash table to its final name only after this function. So if
+    # that file exists, the file with the table exists too.
     columns.replace(_columns(path))
     return None
 
@@ -140,7 +139,7 @@ def _load_keyed(path: Path) -> Keyed:
 
 
 def _columns(path: Path) -> Path:
-    """Returns the path of the file with the columns. Every attempt to write the table uses the same path."""
+    """Returns the path of the file with the whole table, which is the same for all attempts to write it."""
     return path.with_suffix(".columns")
 
 

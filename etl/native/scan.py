@@ -20,7 +20,7 @@ from etl.native.library import Handle, library, string_addresses
 # The scanner stores positions in a block as 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
 _OTHERS_AT_ONCE = 1 << 17  # Maximum number of JSON lines that are copied at once for another reader.
-_REASONS = ("", "field_count", "not_utf8")  # reasons[i] has the number i in the library
+_REASONS = ("", "field_count", "not_utf8")  # the library returns the index of a reason
 
 # Takes the texts of n lines. Returns one array of n values per field, and an array of n reasons. The reason
 # is null for a line that can be split.
@@ -248,7 +248,7 @@ class ScannedJson:
 
     Attributes:
         columns: for each name, a dictionary array of n texts of JSON values. A text is null if the line lacks
-            the field, or if the field is null. A string may have no quotes around it (json.cpp).
+            the field, or if the field is null. The text of a JSON string may lack its quotes (json.cpp).
         counts: for each name, an int64 array. Element v is the number of lines with dictionary value v.
         is_object: (n,) bool: which lines are JSON objects.
         broken: maps the index of each line that `read_lines` rejected to the reason.
@@ -260,8 +260,8 @@ class ScannedJson:
     broken: Mapping[int, str]
 
 
-# Takes a block of m lines, and the names of fields. Returns which lines are objects, (m,) bool; for each
-# name, m texts of JSON values or null; and the reason of each rejected line.
+# Takes a block of m lines. Returns which lines are objects, (m,) bool; for each wanted field, m texts of JSON
+# values or null; and the reason of each rejected line.
 ReadJson = Callable[[bytes], tuple[np.ndarray, Sequence[pa.Array], Mapping[int, str]]]
 
 
@@ -437,7 +437,7 @@ class PagedColumn:
         self._pages = Handle(library().nightrank_pages(values, size, rows), "free")
 
     def begin_chunk(self, count: int, page: pa.Buffer) -> None:
-        """Begins a chunk with its page of `count` distinct values, in the encoding PLAIN.
+        """Begins a chunk with its dictionary page, which has `count` values in the encoding PLAIN.
 
         Raises:
             DamagedPageError: the page has fewer values.

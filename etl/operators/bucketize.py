@@ -63,8 +63,8 @@ class FittedBucketize(RowWise):
     def state(self) -> dict[str, Any]:
         """Returns JSON values from which `from_state` creates an equal fitted step.
 
-        The key `lists` exists only for columns of lists. So the stored values for other columns equal those
-        of releases that did not support lists.
+        The key `lists` exists only for columns of lists. For other columns, the stored values are therefore
+        the same as in releases that did not support lists.
         """
         return {"boundaries": self.boundaries, **({"lists": True} if self.lists else {})}
 

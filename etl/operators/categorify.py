@@ -63,9 +63,9 @@ class FittedCategorify(Fitted):
     def _apply_lists(
         self, rows: DataFrame, value: Column, tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Encodes each distinct list once, and joins the ids with the rows by the text of the list."""
+        """Computes the ids of each distinct list once. Joins them to the rows by the text of the list."""
         key, ids = f"{tag}list", f"{tag}ids"
-        # The size distinguishes an empty list from a list with one empty text.
+        # The text begins with the size of the list: an empty list and a list with one empty text must differ.
         texts = F.concat_ws(SEPARATOR, F.size(value).cast("string"), F.transform(value, text_column))
         keyed = rows.withColumn(key, texts)
         elements = (
@@ -149,7 +149,7 @@ class Categorify(Operator):
     oov_buckets: Count = Field(
         default=1,
         description="Number of ids, from OOV_ID on, for values that are not in the vocabulary. A hash of the "
-        "value selects one of them. The ids of the vocabulary come after them.",
+        "value selects one of these ids. The ids of the vocabulary follow.",
     )
     share: str | None = Field(
         default=None,
@@ -158,9 +158,9 @@ class Categorify(Operator):
     )
     counts: bool = Field(
         default=True,
-        description="Whether values of these columns are counted. With false, the columns get the ids of the "
-        "other columns that `share` the vocabulary, and do not change it. A history needs this, because its "
-        "clicks are already counted in the column of the item.",
+        description="Whether values of these columns are counted. With false, the columns use the vocabulary "
+        "that other columns `share`, and do not change it. Set false for a history, because its clicks are "
+        "already counted in the column of the item.",
     )
     values: Values | None = Field(
         default=None,
@@ -201,9 +201,9 @@ class Categorify(Operator):
 
     @property
     def rule(self) -> Categorify:
-        """Returns the operator with counts=true.
+        """Returns a copy of the operator with counts=true.
 
-        Operators that share a vocabulary must have equal parameters, except `counts`.
+        The copies of operators that share a vocabulary must be equal.
         """
         return self.model_copy(update={"counts": True})
 

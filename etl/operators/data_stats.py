@@ -43,7 +43,7 @@ class FittedDataStats(RowWise):
 
 
 class DataStats(Operator):
-    """Stores statistics of each column over the training rows in the workflow. Columns do not change.
+    """Stores in the workflow statistics of each column over the training rows. Columns do not change.
 
     The type of a column determines which statistics are stored:
 
@@ -88,7 +88,7 @@ class DataStats(Operator):
         return measured | {"rows": int(counts.sum()), "nulls": int(counts[nulls].sum())}
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        """Merges the statistics of two parts of a column of lists."""
+        """Merges the statistics of two sets of rows. Used only for columns of lists."""
         added = {name: first[name] + second[name] for name in ("rows", "nulls")}
         return added | merge_extremes(first, second)
 

@@ -31,8 +31,8 @@ class DifferenceLag(RowChanger):
     """Computes the value of a row minus the value of an earlier row with the same key.
 
     The key of a row consists of its values in the columns `by`. The rows of one day with the same key are
-    ordered by time. Rows with the same time are ordered by their position in the log. The earlier row is
-    `lag` rows before the row in this order. The difference is null if there is no earlier row, or if one of
+    ordered by time. Rows with the same time are ordered by their position in the log. In this order, the
+    earlier row is `lag` rows before the row. The difference is null if there is no earlier row, or if one of
     the two values is null. The new columns are named `<column>_difference_lag_<lag>`. A null in a key column
     is treated like any other value. Differences outside the range of float32 are clipped to this range.
 
@@ -93,7 +93,7 @@ class DifferenceLag(RowChanger):
         )
 
     def apply_table(self, rows: pa.Table) -> pa.Table:
-        """Returns the rows, in their order, with the differences as new columns."""
+        """Returns the rows, in the same order, with the differences as new columns."""
         groups, _ = groups_of(rows, self.by)
         times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in rows.column_names else []
         order = np.lexsort((integers_of(rows.column(ROW_ID)), *times, groups))

@@ -39,7 +39,7 @@ class Dropna(RowFilter):
 
     @property
     def reason(self) -> str:
-        """Returns the name under which the day's row counts contain the number of dropped rows."""
+        """Returns the name of the number of dropped rows in the day's row counts."""
         return f"dropna:{','.join(self.columns)}"
 
     def inputs(self, columns: Mapping[str, Type]) -> tuple[str, ...]:
@@ -49,5 +49,5 @@ class Dropna(RowFilter):
     def keeps_rows(
         self, rows: Mapping[str, pa.Array], count: int, columns: Mapping[str, Type]
     ) -> pa.BooleanArray:
-        """Returns for each row whether no column is null."""
+        """Returns, for each row, whether all of `self.columns` have a value."""
         return reduce(pc.and_, (rows[name].is_valid() for name in self.columns))

@@ -53,7 +53,7 @@ class FillMedian(Operator):
     needs: ClassVar[Need] = "quantiles"
 
     def probabilities(self) -> tuple[float, ...]:
-        """Returns the probability of the median."""
+        """Returns 0.5, because the median is the 0.5 quantile."""
         return (0.5,)
 
     def fit(self, step: Step, statistics: Statistics) -> FittedFillMedian:

@@ -31,7 +31,7 @@ class Filter(RowFilter):
     keep: str = Field(description='Condition for keeping a row, such as "I1 >= 0".')
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """Returns the types of the columns. Raises ConfigError if the formula `keep` is not a condition."""
+        """Returns `columns`. Raises ConfigError if the formula `keep` is not a condition."""
         kind = parse(self.keep, kinds_of(columns)).kind
         if kind != "truth":
             raise ConfigError(
@@ -42,7 +42,7 @@ class Filter(RowFilter):
 
     @property
     def reason(self) -> str:
-        """Returns the name under which the day's row counts contain the number of dropped rows."""
+        """Returns the name of the number of dropped rows in the day's row counts."""
         return f"filter:{self.keep}"
 
     def inputs(self, columns: Mapping[str, Type]) -> tuple[str, ...]:
@@ -52,5 +52,5 @@ class Filter(RowFilter):
     def keeps_rows(
         self, rows: Mapping[str, pa.Array], count: int, columns: Mapping[str, Type]
     ) -> pa.BooleanArray:
-        """Returns for each row whether the formula is true; null if it is null."""
+        """Returns, for each row, whether the formula is true; null if the formula is null."""
         return parse(self.keep, kinds_of(columns)).to_array(dict(rows), count)

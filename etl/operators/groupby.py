@@ -31,7 +31,7 @@ class Groupby(RowChanger):
     """Combines all rows with the same values in the columns `by` into one row, for example a session.
 
     `aggregates` maps a column to a list of aggregates. `sum`, `mean`, `min` and `max` need numbers. `count`,
-    `first` and `last` also accept texts. `list` needs integers or texts. It collects the values that are not
+    `first` and `last` also accept texts. `list` needs integers or texts, and collects the values that are not
     null, in the order of time. New columns are named `<column>_<aggregate>`. `first` is null if the column is
     null in the first of the combined rows. `last` is null if the column is null in the last of these rows.
 
@@ -92,11 +92,11 @@ class Groupby(RowChanger):
         """Returns one row for each combination of values in the columns `by`."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         place = F.struct(*order)
-        # Columns of each new row that are not in `by` or `aggregates`, if the rows have them.
+        # The new rows also have these columns, which are not in `by` or `aggregates`.
         carried: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
         carried |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in rows.columns}
         carried |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}
-        # A raw column may have the same name as the weight, but a raw column is never float32.
+        # Only the column of weights is float32. A raw column may have the same name, but another type.
         carried |= {name: F.max(name) for name, kind in rows.dtypes if (name, kind) == (WEIGHT, "float")}
         carried |= {name: F.first(name) for name in rows.columns if name.startswith("_")}
         computed = {
@@ -111,7 +111,7 @@ class Groupby(RowChanger):
     def apply_table(self, rows: pa.Table) -> pa.Table:
         """Returns one row for each combination of values in `by`, with the same columns as `apply`.
 
-        Copied columns keep their dictionaries. The aggregates are arrays without dictionaries.
+        Columns that are copied keep their dictionaries. Columns that are computed have no dictionary.
         """
         names = rows.column_names
         by = [*self.by, *(name for name in (SPLIT,) if name in names)]

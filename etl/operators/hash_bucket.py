@@ -74,8 +74,8 @@ class HashBucket(Operator):
     `pmod` and Python's `%`). Software that treats the hash as unsigned computes other ids for values whose
     hash is negative.
 
-    The operator needs no fit and no vocabulary. But different values may get the same id. If there are n
-    values and b buckets, about n / b other values have the same id as a value.
+    The operator needs no fit and no vocabulary. But different values may get the same id. With n distinct
+    values and b buckets, a value shares its id with about n / b other values.
 
     | in   | out (buckets=1000)         |
     |------|----------------------------|

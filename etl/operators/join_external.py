@@ -112,15 +112,15 @@ class JoinExternal(Operator):
     )
     columns: Mapping[str, TypedColumn] = Field(
         min_length=1,
-        description="The columns to add. Maps each column to its type, such as `{price: float}`, or to a "
-        "mapping with its `type` and the keys `format`, `source` and `optional` of a column of the log, such "
-        'as `{since: {type: date, format: "%d/%m/%Y"}}`. The types are `int`, `float`, `string`, `bool`, '
-        "`date`, `timestamp` and `decimal`, as in the section `log`.",
+        description="The columns to add. Maps each column to its type, such as `{price: float}`, or to its "
+        'settings, such as `{since: {type: date, format: "%d/%m/%Y"}}`. The settings are `type`, `format`, '
+        "`source` and `optional`, as for a column of the log. The types are `int`, `float`, `string`, "
+        "`bool`, `date`, `timestamp` and `decimal`, as in the section `log`.",
     )
     format: Format = Field(
         default="parquet",
-        description="Format of the files, as in the section `log`. A `tsv` file has the key, and then the "
-        "columns in their order.",
+        description="Format of the files, as in the section `log`. A `tsv` file has the key first, and then "
+        "the columns in the order of `columns`.",
         json_schema_extra=list_names(READER),
     )
     separator: str | None = Field(
@@ -139,7 +139,7 @@ class JoinExternal(Operator):
     time_zone: str = Field(default=UTC, description="Time zone of times without an offset, and of dates.")
     key: str | None = Field(
         default=None,
-        description="Key column of the table. Null: the table's column with the name of the group's column.",
+        description="Key column of the table. Null: it has the same name as the group's column.",
     )
 
     @property
@@ -192,7 +192,7 @@ class JoinExternal(Operator):
         """Returns the operator as an entry of `features.ops`. Parameters with default values are omitted."""
         entry = super().config()
         parameters = dict(entry.get(self.name) or {}) if isinstance(entry, dict) else {}
-        if self.format == "csv" and self.separator == ",":  # the earlier default, so digests stay equal
+        if self.format == "csv" and self.separator == ",":  # omit the earlier default to keep digests equal
             del parameters["separator"]
         columns: dict[str, Any] = {}
         for name, column in self.columns.items():

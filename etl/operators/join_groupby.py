@@ -164,7 +164,7 @@ class JoinGroupby(Operator):
         table = table.join(summed, list(GROUP))
         for column in self.of:
             rows_of = F.col(f"{column}_rows")
-            # Without a mean, there are no differences from the mean.
+            # The mean is null if the sum is too large. Then the variance is null too.
             measured = (rows_of > 0) & F.col(f"{column}_mean").isNotNull()
             variance = F.when(measured, F.col(f"{column}_squares") / rows_of)
             table = table.withColumn(f"{column}_var", variance).withColumn(f"{column}_std", F.sqrt(variance))
@@ -172,7 +172,7 @@ class JoinGroupby(Operator):
 
     @property
     def reads_rows_twice(self) -> bool:
-        """Returns whether squared differences from the mean are needed."""
+        """Returns whether the rows are read again, to sum the squared differences from the mean."""
         return bool({"var", "std"} & set(self.statistics)) and bool(self.of)
 
     def group_parts(self, rows: GroupedRows) -> GroupParts:
@@ -199,7 +199,7 @@ class JoinGroupby(Operator):
         return squares
 
     def group_statistics(self, parts: GroupParts) -> dict[str, pa.Array]:
-        """Returns the columns of `groups`."""
+        """Returns the same statistics by key as `groups`, computed from merged parts."""
         table = {"count": pa.array(parts.count("count"), pa.float64())}
         for column in self.of:
             counts = parts.count(f"{column}_rows")

@@ -35,8 +35,8 @@ class FittedListSimilarity(RowWise):
         sizes = [F.size(F.array_intersect(value, value)) for value in values]
         both = F.size(F.array_intersect(left, right))
         similarity = both / F.sqrt((sizes[0] * sizes[1]).cast("double"))
-        # The size of null is -1 or null, depending on a Spark setting. So this condition is never true for
-        # null.
+        # The size of null is -1 or null, depending on a Spark setting. In both cases, the condition is not
+        # true.
         return F.when((F.size(left) > 0) & (F.size(right) > 0), similarity)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:

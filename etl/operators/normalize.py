@@ -42,11 +42,11 @@ class FittedNormalize(RowWise):
 class Normalize(Operator):
     """Computes (x - mean) / std, with the mean and population standard deviation of the training rows.
 
-    Null stays null. If all training rows have the same value, std is 0 and is replaced by 1. Values are
-    rounded to multiples of 2**-24 (6e-8). Mean and std are computed exactly from the rounded values. If the
-    training rows contain a number whose absolute value is 2**69 (5.9e20) or more, fitting raises DataError.
-    In this case, put `clip` or `log1p` before `normalize`. All 64-bit integers are below this limit. Results
-    outside the range of float32 are clipped to this range.
+    Null stays null. If all training rows have the same value, std is 0 and is replaced by 1. Mean and std are
+    computed exactly, but from values that are rounded to multiples of 2**-24 (6e-8). If the training rows
+    contain a number whose absolute value is 2**69 (5.9e20) or more, fitting raises DataError. In this case,
+    put `clip` or `log1p` before `normalize`. All 64-bit integers are below this limit. Results outside the
+    range of float32 are clipped to this range.
 
     | in   | out (mean 2, std 0.5) |
     |------|-----------------------|

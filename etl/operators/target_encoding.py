@@ -203,7 +203,10 @@ class TargetEncoding(Operator):
         return GroupParts(rows.size, parts)
 
     def group_statistics(self, parts: GroupParts) -> dict[str, pa.Array]:
-        """Returns the columns of `groups`. Each total is computed as the sum over the folds."""
+        """Returns the same statistics by key as `groups`, from merged parts.
+
+        The total of a key is the sum over its folds.
+        """
         folds = range(self.folds)
         sums = sum((parts.sums[f"sum_{index}"] for index in folds[1:]), parts.sums["sum_0"])
         counts = sum((parts.count(f"count_{index}") for index in folds[1:]), parts.count("count_0"))

@@ -55,7 +55,7 @@ class ValueCount(Operator):
         return extremes(pc.list_value_length(values))
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        """Merges the statistics of two parts of a column of lists."""
+        """Merges the statistics of two sets of rows. Used only for columns of lists."""
         return merge_extremes(first, second)
 
     def fit(self, step: Step, statistics: Statistics) -> FittedValueCount:

@@ -77,8 +77,8 @@ def find_operator(name: str) -> tuple[Plugin, Found] | None:
     """Returns the operator named `name`; None if it does not exist. Imports the operator's module.
 
     Raises:
-        ConfigError: two operators have this name, or the module of a package cannot be imported, or this
-            module does not contain exactly one operator with this name.
+        ConfigError: two operators have this name, the operator's module cannot be imported, or this module
+            does not contain exactly one operator with this name.
     """
     plugin = OPERATOR.find(name)
     if plugin is None:
@@ -98,7 +98,7 @@ def find_operator(name: str) -> tuple[Plugin, Found] | None:
 def operator_in(module: ModuleType) -> Found:
     """Returns the class of the operator that a module defines, and the class of its fitted step.
 
-    The module defines both classes, and they set `name` to the same value. An operator of the section
+    The module defines both classes, and both set `name` to the same value. An operator of the section
     `prepare` has no fitted step, so the second result is None.
 
     Raises:
@@ -216,7 +216,7 @@ def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
 
 
 def operator_extension(name: str) -> Plugin | None:
-    """Returns the plug-in of an installed package that adds an operator; None for those of etl/operators.
+    """Returns the plug-in of an installed package that adds an operator; None if etl/operators has it.
 
     Raises:
         ConfigError: a plug-in of an installed package has the same name as another operator.

@@ -1,7 +1,7 @@
-"""Conversions that operators share: doubles to features; columns to codes, numbers or groups.
+"""Conversions that operators share: of doubles to features, and of columns to codes, numbers or groups.
 
-The code of a value is its index in an array of distinct values. Operators that combine the rows with equal
-keys group rows by codes.
+The code of a value is its index in an array of distinct values. Operators that combine rows with equal keys
+use codes to group the rows.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def from_doubles(values: Any, nulls: Any) -> pa.Array:
 
 # Converts columns of Arrow tables to codes and numbers, for operators that combine the rows with equal keys.
 
-# `groups_of` combines the codes of several columns into one int64. If more combinations than _LARGEST are
-# possible, `groups_of` first numbers the combinations that occur.
+# `groups_of` combines the codes of several columns into one int64. If there could be more than _LARGEST
+# combinations, `groups_of` first numbers those that occur.
 _LARGEST = 2**62
 
 
@@ -62,7 +62,7 @@ def encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Returns the values of a column as indices of its distinct values.
+    """Returns the values of a column as indices into the distinct values.
 
     Args:
         column: n values, with or without a dictionary.

@@ -94,7 +94,8 @@ class Parameters(Strict):
 def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence[str]) -> list[str]:
     """Returns one message for each wrong parameter.
 
-    Pydantic reports several errors for one parameter if the parameter may have several types.
+    If a parameter may have several types, pydantic reports an error for each type. These errors become one
+    message.
     """
     rules: dict[tuple[Any, ...], list[str]] = {}
     for detail in error.errors(include_url=False):
@@ -113,7 +114,7 @@ def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence
 
 
 def _path(location: tuple[Any, ...], values: Any) -> tuple[Any, ...]:
-    """Returns the keys and indices in an error's location, without the names of types that it contains."""
+    """Returns the keys and indices of an error's location, without the names of types that pydantic adds."""
     path: list[Any] = []
     for part in location:
         if (isinstance(values, Mapping) and part in values) or (
@@ -250,7 +251,7 @@ class Step:
     """An operator that is bound to columns but not fitted yet.
 
     Attributes:
-        outputs: names of the outputs, in the order of the fitted step.
+        outputs: names of the outputs, in the same order as in the fitted step.
         types: maps each output to its type.
         taken: types of the inputs, in the order of the inputs. Empty if the fitted step does not depend on
             these types.
@@ -321,7 +322,7 @@ class Operator(Parameters, ABC):
     def aggregates_of_counts(self, values: pa.Array, counts: np.ndarray, kind: Type) -> dict[str, Any]:
         """Returns the statistics of `aggregates`, computed from value counts of all training rows.
 
-        A subclass that overrides this method needs no array of all rows.
+        Subclasses override this method to avoid building an array of all rows.
 
         Args:
             values: (n,) distinct values. Null may be one of the values. No value is a list.
@@ -331,7 +332,7 @@ class Operator(Parameters, ABC):
         return self.aggregate_values(values.take(pa.array(np.repeat(np.arange(len(counts)), counts))), kind)
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        """Merges the statistics of two parts of a column of lists.
+        """Merges the statistics of two sets of rows. Used only for columns of lists.
 
         Raises:
             ConfigError: the operator accepts lists, but does not define this method.
@@ -394,7 +395,7 @@ class Operator(Parameters, ABC):
         return {}
 
     def group_squares(self, rows: GroupedRows, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the sums by key that the second pass over some rows adds to `GroupParts.sums`.
+        """Returns the sums by key of the second pass over some rows, to be added to `GroupParts.sums`.
 
         Args:
             rows: some of the training rows.
@@ -420,8 +421,8 @@ class Operator(Parameters, ABC):
 
     def _not_in_memory(self) -> ConfigError:
         return ConfigError(
-            f"the operator {self.name} computes statistics only in Spark, so it cannot be fitted on a frame, "
-            "or without a JVM",
+            f"the operator {self.name} computes statistics only in Spark, so it cannot be fitted on a frame "
+            "in memory, or without a JVM",
             "remove the operator, or fit the workflow with build_features and workflow.engine=arrow",
         )
 
@@ -505,12 +506,12 @@ class FrameOperator(Parameters, ABC):
 
 
 class RowFilter(FrameOperator):
-    """An operator that drops rows. The day's row counts name the number of dropped rows `reason`."""
+    """An operator that drops rows. `reason` is the name of their number in the day's row counts."""
 
     @property
     @abstractmethod
     def reason(self) -> str:
-        """Returns the name under which the day's row counts contain the number of dropped rows."""
+        """Returns the name of the number of dropped rows in the day's row counts."""
 
     def inputs(self, columns: Mapping[str, Type]) -> tuple[str, ...]:
         """Returns the raw columns that the condition reads.
@@ -560,7 +561,7 @@ class RowChanger(FrameOperator):
         """Returns the rows after the operator."""
 
     def apply_table(self, rows: pa.Table) -> pa.Table:
-        """Returns the rows after the operator. `rows` has all rows of a day for some keys (`key_columns`).
+        """Returns the rows after the operator. `rows` has, for some keys (`key_columns`), all rows of a day.
 
         A column of `rows` is a plain array, a dictionary array or an array of lists, in one or more chunks.
 
@@ -576,7 +577,7 @@ class RowChanger(FrameOperator):
     def key_columns(self) -> tuple[str, ...]:
         """Returns the key columns. All rows of a day with equal values in these columns are passed together.
 
-        The result of a row must depend only on these rows. If there are no key columns, all rows of the day
-        are passed together.
+        The result for a row must depend only on the rows that are passed together with it. If there are no
+        key columns, all rows of the day are passed together.
         """
         return ()

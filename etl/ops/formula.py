@@ -148,8 +148,8 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
     return matches(texts, pattern[0].as_py()) if len(texts) else pa.array([], pa.bool_())
 
 
-# Maps the names of columns to their values: the input of a compiled formula. In the engine `arrow`, the
-# compiled formula also needs the number of rows, to repeat constants.
+# The input of a compiled formula, which maps the names of columns to their values. In the engine `arrow`, a
+# compiled formula also takes the number of rows, to repeat constants.
 Columns: TypeAlias = "Mapping[str, Column]"
 Arrays = Mapping[str, pa.Array]
 
@@ -179,7 +179,7 @@ class _Node:
 
 
 def parse(text: str, kinds: Mapping[str, Kind]) -> Formula:
-    """Parses and checks a formula. `kinds` maps each column that the formula may read to its kind of value.
+    """Parses and checks a formula. `kinds` has the kind of value of each column that the formula may read.
 
     Raises:
         ConfigError: the formula cannot be parsed, a column or function does not exist, or an operand has the

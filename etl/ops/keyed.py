@@ -50,8 +50,7 @@ class KeyedFitted(Fitted):
         """Joins `rows` with the step's table by the key that the inputs form.
 
         Returns:
-            The joined rows, and a function that returns the Spark expression of a table column, by the
-            column's name.
+            The joined rows, and a function that maps the name of a table column to its Spark expression.
         """
         lookup = tables.keyed(self.table)
         renamed = lookup.select(*(F.col(name).alias(f"{tag}{name}") for name in lookup.columns))
@@ -82,7 +81,7 @@ class KeyedFitted(Fitted):
 
 @dataclass(frozen=True)
 class LookedUp:
-    """The keys of n rows, and for each key the row of a table that has this key.
+    """For each of n rows, the row of a table that has the same key.
 
     Attributes:
         table: the table. If it has no rows, it has no columns either.

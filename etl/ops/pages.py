@@ -112,12 +112,12 @@ def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
         return "\n".join([*facts, _FORMS if issubclass(operator, RowChanger) else _FILTERS])
     sentence = f"Takes: {', '.join(operator.takes)}."
     if OPERATORS[operator.name][1].out_of_fold:
-        sentence += " Features of frames of Spark are always computed by the engine `sql`."
+        sentence += " For Spark frames, features are always computed by the engine `sql`."
     return "\n".join([*facts, sentence + "\n"])
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yields the settings classes that occur in the type of a parameter."""
+    """Yields the classes of settings (pydantic models) that occur in the type of a parameter."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):

@@ -1,12 +1,12 @@
 """The statistics of the training rows that operators can request, and the base class for new statistics.
 
-An operator sets in `needs` which statistics its method `fit` gets. The fit computes them in rounds
-(etl/fit/rounds.py). The fit uses the value counts of the training days if they suffice, and reads the
+The attribute `needs` of an operator says which statistics its method `fit` gets. The fit computes them in
+rounds (etl/fit/rounds.py). The fit uses the value counts of the training days if they suffice, and reads the
 training rows otherwise. An operator never reads rows itself.
 
-Statistics of rows in the memory of one process are computed from arrays. They equal the results of Spark's
-aggregates. Statistics by key are computed in parts (`GroupParts`), which are merged key by key. Parts consist
-of integers, minima and maxima, so the result does not depend on how the rows are divided into parts.
+If the rows are in the memory of one process, statistics are computed from arrays. The results equal those of
+Spark's aggregates. Statistics by key are computed in parts (`GroupParts`), which are merged key by key. Parts
+consist of integers, minima and maxima, so the result does not depend on how the rows are divided into parts.
 """
 
 from __future__ import annotations
@@ -79,24 +79,24 @@ class MergeableStatistic(ABC):
 
     There are two ways to compute the statistic:
 
-    * From value counts, one task per statistic measures the files of counts one after the other, and merges
-      the states. The tasks read no row, and need no JVM. If there are only blocks of rows, their values are
-      counted first.
-    * From frames of rows, Python tasks of Spark measure Arrow batches (`mapInArrow`). All mergeable
-      statistics of a round share this pass. Each task merges the states of its batches. Then one task per
-      statistic merges the states of all tasks, so the driver receives one state for each statistic. On a GPU
-      cluster, Spark copies the columns from the GPU to Python workers.
+    * From value counts: one task per statistic reads the files of counts one after the other, computes a
+      state for each (`measure`), and merges the states. These tasks read no rows, and need no JVM. If there
+      are only blocks of rows, their values are counted first.
+    * From frames of rows: Python tasks of Spark compute the states of Arrow batches (`mapInArrow`). One pass
+      over the rows serves all mergeable statistics of a round. Each task merges the states of its batches.
+      Then one task per statistic merges the states of all tasks, so the driver receives one state for each
+      statistic. On a GPU cluster, Spark copies the columns from the GPU to Python workers.
 
     Rules for a subclass:
 
     * Objects are pickled. Use a frozen dataclass whose fields can be pickled.
     * A state is `bytes`, which has at most `max_bytes` bytes, however many values it covers. A larger state
       stops the job with a DataError.
-    * `merge` must be associative and commutative, and `measure` must agree with it: measuring two batches as
-      one must give the same bytes as merging the states of both. A value with the count n must have the same
-      effect as n equal values. Then the result does not depend on the order of values, on batches, partitions
-      or machines, or on the source of the statistics. Add integers, compute minima and maxima, or unite
-      sorted sets. Do not add floating-point numbers, because the sum depends on their order.
+    * `merge` must be associative and commutative. `measure` must agree with `merge`: the state of two batches
+      together must have the same bytes as the merged states of the two batches. A value with the count n must
+      have the same effect as n equal values. Then the result does not depend on the order of values, on
+      batches, partitions or machines, or on the source of the statistics. Add integers, compute minima and
+      maxima, or unite sorted sets. Do not add floating-point numbers, because the sum depends on their order.
     * The state must not depend on a clock, on random numbers or on Python's `hash`.
 
     Attributes:
@@ -107,7 +107,7 @@ class MergeableStatistic(ABC):
 
     @abstractmethod
     def measure(self, values: pa.Array, counts: np.ndarray) -> bytes:
-        """Returns the state of n values, which may be 0.
+        """Returns the state of n values; n may be 0.
 
         Args:
             values: (n,) values without null, as int64, double or string. For a column of lists, these are the
@@ -117,7 +117,7 @@ class MergeableStatistic(ABC):
 
     @abstractmethod
     def merge(self, first: bytes, second: bytes) -> bytes:
-        """Returns the state of all values of two states."""
+        """Returns the state of all values that the two states cover."""
 
     @abstractmethod
     def result(self, state: bytes) -> Any:
@@ -132,9 +132,9 @@ _EXACT = 2.0**53
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS - 1
 # An exact sum is stored in several integers, called limbs. A sum has _FEW_LIMBS limbs if all numbers are
-# below 2**53 units. If some numbers have up to 38 digits, it has _ALL_LIMBS limbs.
+# below 2**53 units of 1 / _UNITS. If some numbers have up to 38 digits, it has _ALL_LIMBS limbs.
 _FEW_LIMBS, _ALL_LIMBS = 2, 5
-# A sum of integers of 31 bits is exact as a double for at most this number of rows.
+# At most this number of integers of 31 bits can be added as doubles without rounding.
 _ROWS_ADDED_AS_DOUBLES = 2**22
 
 
@@ -190,11 +190,11 @@ class GroupedNumbers:
         return GroupedNumbers(self.values[chosen], self.groups[chosen], self.size)
 
     def counts(self) -> np.ndarray:
-        """Returns the number of numbers in each group, shape (size,), int64."""
+        """Returns how many numbers each group has, shape (size,), int64."""
         return np.bincount(self.groups, minlength=self.size)
 
     def sums(self) -> np.ndarray:
-        """Returns the exact sum of the numbers of each group. Such results can be added.
+        """Returns the exact sum of the numbers of each group. Results for different rows can be added.
 
         The result has the shape (size, 1 + limbs), int64. Column 0 counts the numbers that are too large for
         a sum: their absolute value is 5e30 or more. The sum, in units of 2**-24, is the sum of limb[i] *
@@ -218,8 +218,8 @@ class GroupedNumbers:
     def exact_sums(self) -> pa.Array:
         """Returns the sum of the numbers of each group, float64, as `etl.ops.keyed.exact_sum` computes it.
 
-        The sum of a group without numbers is 0. It is null if the absolute value of a number, or of the sum,
-        is 5e30 or more.
+        The sum of a group without numbers is 0. A sum is null if its absolute value, or the absolute value of
+        one of its numbers, is 5e30 or more.
         """
         return doubles_of_sums(self.sums())
 
@@ -236,7 +236,7 @@ class GroupedNumbers:
         return most
 
     def _add(self, numbers: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Adds (k,) integers of at most 31 bits by group."""
+        """Returns the sums by group of (k,) integers, which have at most 31 bits."""
         if len(numbers) <= _ROWS_ADDED_AS_DOUBLES:
             return np.bincount(groups, numbers, self.size).astype(np.int64)
         sums = np.zeros(self.size, np.int64)
@@ -247,7 +247,8 @@ class GroupedNumbers:
 def _limbs_of_large(units: np.ndarray) -> list[np.ndarray]:
     """Returns the 5 limbs of (k,) doubles. The doubles are whole numbers below 1e38.
 
-    Spark converts a double to a decimal by its shortest notation. Arrow writes the same notation.
+    Spark converts a double to a decimal through its shortest text. Arrow writes the same text, so converting
+    through this text gives the same decimal.
     """
     decimals = pa.array(units).cast(pa.string()).cast(pa.decimal128(38, 0))
     words = np.frombuffer(decimals.buffers()[1], np.int64, 2 * len(units)).reshape(-1, 2)  # (k, low and high)
@@ -306,8 +307,9 @@ class GroupParts:
 
     Attributes:
         size: the number of groups.
-        sums: maps names to arrays (size, k) int64, which are added. k may differ between parts; missing
-            columns are 0. The arrays are numbers of rows (k = 1), and results of `GroupedNumbers.sums`.
+        sums: maps names to arrays (size, k) int64, which are added when parts are merged. k may differ
+            between parts; missing columns count as 0. An array contains either numbers of rows (k = 1) or the
+            result of `GroupedNumbers.sums`.
         least: maps names to arrays (size,) float64, of which the minimum is taken.
         most: maps names to arrays (size,) float64, of which the maximum is taken.
     """
@@ -318,7 +320,7 @@ class GroupParts:
     most: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def count(self, name: str) -> np.ndarray:
-        """Returns the number of rows of each group that `sums[name]` contains, shape (size,), int64."""
+        """Returns `sums[name]` as (size,) int64, if it has the number of rows of each group."""
         return np.ascontiguousarray(self.sums[name][:, 0])
 
     def regrouped(self, groups: np.ndarray, size: int) -> GroupParts:
@@ -362,7 +364,7 @@ class GroupParts:
 
 
 def concat_groups(parts: Sequence[GroupParts]) -> GroupParts:
-    """Returns the groups of all parts, one after the other. There is at least one part."""
+    """Returns the groups of all parts, one after the other. `parts` must not be empty."""
     first = parts[0]
 
     def joined(name: str) -> np.ndarray:

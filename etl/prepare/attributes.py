@@ -1,4 +1,4 @@
-"""Reads tables other than the log in this process, and joins them with rows of the log.
+"""Reads tables other than the log, in this process, and joins their columns to rows of the log.
 
 `etl/spark/raw_frames.py` reads the same tables as Spark frames, with the same rows and the same errors.
 `read_whole_table` reads all rows of a table, such as attributes of users or items.
@@ -26,7 +26,7 @@ from storage.lineage import NOT_RECORDED, LineageRecorder
 
 @dataclass(frozen=True)
 class ReadBlock:
-    """The rows of a block without rejected rows, and the places of these rows in the file.
+    """The rows of a block in which no row was rejected, and their line numbers in the file.
 
     Attributes:
         path: path of the file.
@@ -192,7 +192,7 @@ def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> 
     """
     known_values = plain_array(known)
     dictionaries: list[pa.Array] = []
-    dictionary_of: list[int] = []  # the index of each chunk's dictionary; chunks may share one
+    dictionary_of: list[int] = []  # the index of each chunk's dictionary, which chunks may share
     for chunk in keys.chunks:
         is_encoded = isinstance(chunk, pa.DictionaryArray)
         distinct = chunk.dictionary if is_encoded else chunk

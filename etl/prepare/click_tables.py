@@ -1,7 +1,7 @@
 """Publishes missing days of a lake's table `last_clicks`, and reads the clicks before a day, without Spark.
 
-The partitions equal those of etl/spark/frame_passes.py: they have the same rows in the same order, and
-manifests with the same digest. So both modules may write partitions of the same lake.
+etl/spark/frame_passes.py publishes equal partitions, with the same rows in the same order, and the same
+digest in the manifest. So both modules may write partitions of the same lake.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ClickFiles:
             DataError, InfrastructureError: see storage.read_parquet.errors_of_file.
         """
         keys = None if users is None else users.cast(pa.string()).unique()
-        # A user is in only one file of a day, so files can be merged in the same way as days.
+        # Each user is in only one file of a day, so all files can be merged as if each were a day of its own.
         tables = [self._read_file(path, keys) for day in self.days for path in day]
         if tables:
             return merge_days(tables, self.length)
@@ -221,8 +221,8 @@ def good_rows_of(
     Args:
         workers: processes of this machine, because the rows are returned to this process.
         plan, raw: the plan of the run, and the files of the day.
-        columns: names of the columns to return, from user_key, item_key, group_key (string), label (float32),
-            event_time (int64, µs) and row_id (int64: the index of the row's line in the day).
+        columns: names of the columns to return. Allowed are user_key, item_key, group_key (string), label
+            (float32), event_time (int64, µs) and row_id (int64: the index of the row's line in the day).
         only_clicks: whether to return only the rows with label 1.
 
     Raises:
@@ -262,7 +262,7 @@ def _rows_of(
     only_clicks: bool,
     index: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Runs one task: parses one file split. The last batch is one row with the number of lines."""
+    """Runs one task: parses one file split. The last batch has one row, with the number of lines."""
     lines = 0
     for parsed in read_split(splits[index], layout, parsed_columns):
         values = {**parsed.columns, ROW_ID: pa.array(parsed.row_lines + lines, pa.int64())}

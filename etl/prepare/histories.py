@@ -5,11 +5,11 @@ click of the first item of the list. etl/spark/frame_passes.py computes the same
 No Python code loops over rows or users. Rows are sorted once, so that the clicks of a user are adjacent. Each
 history is a slice of this array of clicks.
 
-The clicks of users are stored in two forms. The table `last_clicks` of a lake has one row per user: user_key,
-items (list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). The
-functions here return lists of dictionary codes, so that the text of each key is stored only once.
-`recent_clicks` returns one row per click, with its row_id, so that the clicks of several parts of a day can
-be merged.
+Clicks are stored in two forms. The first form has one row per user, as in the table `last_clicks` of a lake:
+user_key, items (list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). In
+memory, the lists contain dictionary codes, so that the text of each key is stored only once. The second form,
+which `recent_clicks` returns, has one row per click, with its row_id, so that the clicks of several parts of
+a day can be merged.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = Non
     order = _order(users, times, _numbers(rows.column(ROW_ID)))  # (n,)
     users, clicked = users[order], _numbers(rows.column(LABEL))[order] == 1
     today = np.bincount(users[clicked], minlength=len(user_keys))
-    # (n,): the number of clicks of the row's user on this day that come before the row.
+    # (n,): how many clicks of the row's user on this day come before the row.
     known = np.cumsum(clicked) - clicked - (np.cumsum(today) - today)[users]
     if GROUP_KEY in rows.column_names:
         groups, group_keys = codes_of(rows.column(GROUP_KEY))
@@ -163,12 +163,12 @@ def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
         raise ValueError("internal error, please report: only some tables of clicks have times")
     users, user_keys = codes_of(_encoded(day.column(USER_KEY) for day in days))
     sorted_keys = pc.sort_indices(user_keys).to_numpy()
-    code_of = np.empty(len(user_keys), np.int64)  # the code of each user, by the position of its key
+    code_of = np.empty(len(user_keys), np.int64)  # the rank of each user's key, by its code
     code_of[sorted_keys] = np.arange(len(user_keys))
     users_of_day = np.split(code_of[users], np.cumsum([len(day) for day in days])[:-1])
     counts_of_day = [_list_lengths(day.column(ITEMS)) for day in days]
     # The days are processed from the last to the first. `missing` is the number of clicks that each user
-    # still lacks.
+    # still needs.
     missing, taken_of_day = np.full(len(user_keys), length), list[np.ndarray]()
     for users, counts in zip(reversed(users_of_day), reversed(counts_of_day), strict=True):
         taken_of_day.insert(0, np.minimum(counts, missing[users]))
@@ -324,9 +324,9 @@ def _rows_with_later_clicks(
 ) -> np.ndarray:
     """Returns the indices of rows whose time must be compared with the times of clicks of earlier days.
 
-    All other rows are later than the clicks of earlier days. The comparison is needed because the time of a
-    row may precede the day of its partition. If a user has `length` clicks before the row on the same day,
-    the history needs no click of an earlier day.
+    All other rows are later than the clicks of earlier days. The comparison is needed because a row may have
+    a time before the day to whose log it belongs. If a user has `length` clicks before the row on the same
+    day, the history needs no click of an earlier day.
 
     Args:
         older: the clicks of earlier days. A click without a time does not precede any row.
@@ -352,7 +352,7 @@ def _earlier_than_rows(
     known: np.ndarray,
     length: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the histories of rows. A history has a click of an earlier day only if it precedes the row.
+    """Returns the histories of rows. They contain a click of an earlier day only if it precedes the row.
 
     Args:
         timelines, older: the clicks of all users on all days, and their clicks on earlier days.
@@ -408,7 +408,7 @@ def _times_of(clicks: pa.Table) -> np.ndarray:
 def _rows_of_users(
     user_keys: pa.Array, counts: np.ndarray, items: _Keyed, times: np.ndarray | None
 ) -> pa.Table:
-    """Returns one row per user, with lists of `counts` consecutive clicks."""
+    """Returns one row per user. Its lists are the next `counts` values of `items` and `times`."""
     firsts = np.cumsum(counts) - counts
     columns = {USER_KEY: pa.chunked_array([user_keys]), ITEMS: _lists(items, firsts, counts)}
     if times is not None:
@@ -500,7 +500,7 @@ def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.n
 
 
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the elements of n ranges, and for each element the index of its range: two int64 arrays."""
+    """Returns all elements of n ranges, and the index of each element's range: two int64 arrays."""
     row = np.repeat(np.arange(len(starts)), lengths)
     return (starts - (np.cumsum(lengths) - lengths))[row] + np.arange(len(row)), row
 

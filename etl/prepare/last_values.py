@@ -6,10 +6,10 @@ this day alone, and has one row per item with a value. The columns are item_key,
 The rows of a day are joined with the partitions of the `days` days before it. So if the log of a day changes,
 the values of the days after it change too. The values of a day do not depend on the first day of the lake.
 
-The value of an event with a later time is later. Equal times, and logs without times, are ordered by the
-position in the log, and between days by the day. Nulls are skipped for each column. Tasks reduce the events
-of their file split before they return them, so few rows are merged. Arrow tables and Spark frames give equal
-partitions and equal values.
+The last value is that of the event with the latest time. Events with equal times, and the events of a log
+without times, are ordered by day, and then by their position in the log. Nulls are skipped, in each column
+separately. Each task returns only the last values of its file split, so few rows are merged. Arrow tables and
+Spark frames give equal partitions and equal values.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ from storage.paths import LakePaths, Partition
 from storage.publish import Rules, publish_rows, rows_of
 from storage.read_parquet import read_file
 
-if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
     from pyspark.sql import Column, DataFrame
 
     from spark.rows import Rows
 
-# The prefixes of the columns that order the values of a column: the time of the value's event, and a number
-# that orders events with equal times. Names of raw columns cannot begin with an underscore.
+# Each column of values has two more columns, with these prefixes: the time of the value's event, and the
+# place of the event, a number that orders events with equal times. Names of raw columns cannot begin with an
+# underscore.
 _TIME, _PLACE = "_time_", "_place_"
 
-# Each file split has fewer lines than this, so the places of events are in the order of the log.
+# Each file split has fewer lines than this. So if the place of an event is this number times the index of its
+# split, plus the index of its line, the places have the order of the log.
 _LINES_OF_SPLIT = 2**40
 
 
@@ -110,7 +112,7 @@ class ValueTables:
         return pa.schema(list(fields.items()))
 
     def _without_places(self, rows: Rows) -> Rows:
-        """Leaves out the columns with places and, if the log has no times, the columns with times."""
+        """Leaves out the columns with places of events and, if the log has no times, those with times."""
         times = [_TIME + name for name in self.names] if self.timed else []
         kept = [ITEM_KEY, *self.names, *times]
         return rows.select(kept) if isinstance(rows, pa.Table) else rows.select(*map(_column, kept))
@@ -212,7 +214,7 @@ def _values_of(
 
 
 def _events_of(block: ParsedBlock, of_day: _DayColumns, lines_before: int) -> pa.Table:
-    """Returns the columns of `last_of_table` for the valid rows of a block."""
+    """Returns the valid rows of a block, with the columns that `last_of_table` takes."""
     places = pa.array(block.row_lines + lines_before, pa.int64())
     times = pa.array(np.zeros(len(places), np.int64))
     if of_day.end is not None:
@@ -225,7 +227,7 @@ def _events_of(block: ParsedBlock, of_day: _DayColumns, lines_before: int) -> pa
 
 
 def last_of_table(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Returns the last value of each column that is not null, one row per item with a value.
+    """Returns the last value that is not null in each column, with one row per item that has a value.
 
     Args:
         rows: item_key and, for each name, the value, the time of its event (int64 µs) and its place (int64).
@@ -283,8 +285,8 @@ def join_values(rows: Rows, values: Rows, names: Sequence[str], *, timed: bool) 
         rows: rows with item_key and, if `timed` is true, event_time (int64 µs).
         values: the result of `ValueTables.before`: a table if `rows` is a table, or else a frame.
         names: the columns to add.
-        timed: whether a row gets a value only if the time of the value's event is before the row's time. A
-            log may contain rows of a day before that of their file.
+        timed: whether a row gets a value only if the time of the value's event is before the row's time. The
+            log of a day may contain rows of an earlier day.
 
     Returns:
         The rows with the new columns at their end. Rows of a table keep their order.

@@ -69,7 +69,7 @@ from storage.publish import Rules, new_attempt, own_path, publish_files, rows_of
 from storage.read_parquet import errors_of_file
 from storage.remove import is_younger, remove, written_dates
 
-if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
     from pyspark.sql import DataFrame
 
     from etl.workflow.fitted_workflow import FittedWorkflow
@@ -92,7 +92,7 @@ class EarlierDays(Protocol):
 def earlier_digests(
     clicks: EarlierDays | None, values: EarlierDays | None
 ) -> dict[str, Callable[[str], str]]:
-    """Returns, by the name of an input, a function that takes a day and returns the digest of the input.
+    """Maps the name of each input to a function that takes a day and returns the digest of the input.
 
     The inputs are the tables of earlier days that are joined with the rows of a day.
 
@@ -120,8 +120,8 @@ class PreparedPasses(ABC):
             workers: the processes that run the tasks.
             plan: the plan of the run.
             lake: data lake that the run reads and writes.
-            earlier: for each table of earlier days that is joined with the rows of a day, the name of the
-                input, and a function that takes a day and returns a digest of the joined rows.
+            earlier: maps the name of each input from earlier days to a function. The function takes a day,
+                and returns a digest of the rows that are joined with the rows of this day.
         """
         self._workers, self._plan, self._lake = workers, plan, lake
         self._earlier_digests = earlier
@@ -258,7 +258,7 @@ class PreparedPasses(ABC):
         return (*fixed, *(name for name in self._plan.columns if name in read and name not in fixed))
 
     def _log_columns(self) -> tuple[str, ...]:
-        """Returns the columns of the good rows that are stored for the preparation."""
+        """Returns the columns of the log that are stored, so that its good rows can be prepared."""
         keys = self._plan.config.keys
         needed = {*self._columns(), *(keys.columns if keys else ())}
         # Operators of `prepare` may read any column of the log.
@@ -278,7 +278,7 @@ class PreparedPasses(ABC):
         return known
 
     def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
-        """Returns the inputs with the digests of the tables of users and items that were joined earlier.
+        """Returns `inputs` with the digests of those tables of users and items that were joined earlier.
 
         If another input of the day's value counts has changed, returns `inputs` unchanged.
         """
@@ -488,10 +488,10 @@ def _count_file(tasks: TaskArguments[_CountTask], counted: tuple[str, ...], inde
 # Writes and reads the files of the table `prepared`: rows of a day with all columns that features read.
 #
 # A file has rows of one split, with row_id, keys, label, event_time and the raw columns that features read.
-# The files store texts and lists of texts with dictionaries. Tasks read such columns as dictionary arrays.
+# In the files, texts and lists of texts are dictionary-encoded. Tasks read such columns as dictionary arrays.
 
-# Number of rows of a row group. A task reads one row group at a time, and a history may have 50 values in
-# each row.
+# Number of rows of a row group. It is small, because a task reads a whole row group at a time, and a history
+# may have 50 values in each row.
 ROW_GROUP_ROWS = 131_072
 _FIXED = (ROW_ID, USER_KEY, ITEM_KEY, GROUP_KEY, EVENT_TIME, LABEL, WEIGHT)
 _REPAIR = "delete the partition of the table `prepared`; build_features computes it again"
@@ -562,13 +562,13 @@ def _block(rows: pa.Table) -> ParsedBlock:
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
     """Deletes days that are no longer needed from the tables `prepared` and (in older lakes) `typed`.
 
-    A day is deleted if it is before the first needed day and was published more than `output.grace_hours`
-    ago. `first_day` is the first day of the run. With the sections `history` and `last_values`, the days
-    before it whose events the run reads are needed too. A day whose raw log no longer exists is deleted at
-    once. A later run that needs a deleted day parses it again.
+    The run needs the days from `first_day` on. With the sections `history` and `last_values`, it also needs
+    the earlier days whose events it reads. A day before the first needed day is deleted if it was published
+    more than `output.grace_hours` ago. A day whose raw log no longer exists is deleted at once. A later run
+    that needs a deleted day parses it again.
 
     A copy of a table of Spark's catalogue is deleted if its day is before the first needed day, or if the
-    configuration no longer lists the table. The same hours of grace apply.
+    configuration no longer lists the table. It is kept for `output.grace_hours` too.
     """
     grace_hours = plan.config.output.grace_hours
     if not plan.is_divided:

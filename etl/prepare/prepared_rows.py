@@ -55,7 +55,7 @@ def assign_split(rows: pa.Table, config: SplitConfig, cuts: Cuts | None) -> pa.T
             `position_cuts`. Not used with `leave_last_out`.
 
     Raises:
-        DataError: the log has no rows, so `cuts` is None with `fraction`.
+        DataError: `config.by` is `fraction`, and `cuts` is None, because the log has no rows.
         ValueError: `config.by` is `day`, so all rows of a partition are in one split.
     """
     if config.by == "fraction":
@@ -94,8 +94,8 @@ def time_cuts(times: np.ndarray, counts: np.ndarray, config: SplitConfig) -> Cut
     in_order, ends = times[order], np.cumsum(counts[order])
     if not len(ends) or not ends[-1]:
         return None
-    # Add the shares as floats, because Spark does. Only cuts at positions of rows use exact decimals
-    # (`last_ranks`).
+    # Add the shares as floats, because Spark does. For cuts at positions of rows, `last_ranks` uses exact
+    # decimals instead.
     shares = (config.train, config.train + config.validation)
     first, second = (_percentile(in_order, ends, float(int(ends[-1]) - 1) * share) for share in shares)
     return first, second
@@ -117,8 +117,8 @@ def position_cuts(
 
     Args:
         counts: the number of good rows of each file split, in the order of the rows.
-        row_ids: returns the row_ids of the good rows of a file split, by its index in `counts`: int64, in any
-            order. The function is called for at most two file splits.
+        row_ids: function that takes the index of a file split in `counts`, and returns the row_ids of its
+            good rows: int64, in any order. It is called for at most two file splits.
         config: the section `split`.
     """
     total = sum(counts)
@@ -166,7 +166,7 @@ def _leave_last_out(rows: pa.Table) -> np.ndarray:
 
 # Draws negatives: items for which a user has no row.
 
-# Name of a column with the weight of each row. The weight of a drawn row is 1.
+# Columns of the result of `items_of`: the raw value of an item, and the index of the item's first split.
 RAW_ITEM, SINCE = "raw_item", "since"
 _VISIBLE = b"visible"
 _ITEMS_FILE, _LOOKUP_FILE = "items.arrow", "items.lookup"
@@ -281,7 +281,7 @@ def add_negatives(rows: pa.Table, config: Negatives, item_column: str, items: Da
         items: the items of all rows of the day.
 
     Returns:
-        The rows in their order, and then the negatives, ordered by their positive rows and draws. The new
+        The rows in the same order, and then the negatives, ordered by their positive rows and draws. The new
         row_id is row_id * (per_positive + 1) + n. Here n is 0 for rows of the log, and the number of the draw
         for negatives. The negatives have the drawn item, the label 0 and, if the rows have a column `weight`,
         the weight 1. All their other columns have the values of the positive row.
@@ -334,7 +334,8 @@ def _fresh_draws(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the draws that add a negative.
 
-    A draw adds none if the user has a row with the drawn item in the same split or in an earlier split.
+    A draw adds no negative if the user has a row with the drawn item in the same split or in an earlier
+    split.
 
     Returns:
         positives: (k,) int64, the index of the positive row of each draw, ascending.
@@ -367,7 +368,7 @@ def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first:
     """Returns, for each pair, whether a row of its split or of an earlier split has the same pair.
 
     Args:
-        pairs: (k,) int64, numbers of pairs of a user and an item, below 2**61.
+        pairs: (k,) int64. Each number stands for a pair of a user and an item, and is below 2**61.
         since: (k,) int8, the index of the split of each pair.
         observed: (n,) int64, the pairs of the rows.
         first: (n,) int8, the index of the split of each row.
@@ -396,7 +397,7 @@ def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first:
 
 
 def _slots(pairs: np.ndarray, bits: int) -> np.ndarray:
-    """Returns a hash of `bits` bits of each pair. The factor is 2**64 divided by the golden ratio (Knuth)."""
+    """Returns a hash of each pair, with `bits` bits. The factor is 2**64 / golden ratio (Knuth)."""
     return (pairs.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits)
 
 
@@ -414,7 +415,7 @@ _KEYS = (USER_KEY, ITEM_KEY)
 
 
 def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.Table | None:
-    """Returns the valid impressions of the day of a click log: user_key, item_key, position and event_time.
+    """Returns the valid impressions of a click log's day: user_key, item_key, position and event_time.
 
     Logs a warning if too many impressions are invalid.
 
@@ -457,7 +458,7 @@ def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.
 def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has_time: bool) -> pa.Table:
     """Adds an int64 column with the position of each row's impression; null without an impression.
 
-    With `has_time`, this is the last impression of the row's user and item that is not later than the row.
+    With `has_time`, the row's impression is the last one of its user and item that is not later than the row.
 
     Args:
         rows: all rows of some users of a day, with user_key, item_key and, if `has_time`, event_time.
@@ -469,15 +470,14 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
             the impressions of its user and item.
 
     Returns:
-        The rows in their order, with the new column.
+        The rows in the same order, with the new column.
     """
     if impressions is None or not len(impressions) or not len(rows):
         return with_column(rows, column, pa.nulls(len(rows), pa.int64()))
     keys = [pa.chunked_array([*_texts(rows, name), *_texts(impressions, name)]) for name in _KEYS]
     pairs, size = groups_of(pa.table(keys, names=list(_KEYS)), _KEYS)
     of_rows, of_impressions = pairs[: len(rows)], pairs[len(rows) :]
-    # Most rows have no impression, and most impressions have no row. Such rows and impressions need not be
-    # sorted.
+    # Sort only rows and impressions whose user and item occur together in both tables. These are usually few.
     rows_with, impressions_with = _in_both(of_rows, of_impressions, size)
     positions = integers_of(impressions.column(POSITION))[impressions_with]
     row_positions = np.zeros(len(rows), np.int64)
@@ -492,11 +492,11 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
     shown = integers_of(impressions.column(EVENT_TIME))[impressions_with]
     pair = np.concatenate([of_impressions[impressions_with], of_rows[rows_with]])
     is_row = np.arange(len(pair)) >= len(shown)
-    # At equal times, impressions come before rows, and the smallest position comes last.
+    # At equal times, impressions come before rows. The impression with the smallest position comes last,
+    # because the last one is used.
     descending = np.concatenate([-positions, np.zeros(len(times), np.int64)])
     order = np.lexsort((descending, is_row, np.concatenate([shown, times]), pair))
-    # For each place in this order, the place of the last impression at or before it; -1 before the first
-    # impression.
+    # For each index in this order, the index of the last impression up to it; -1 before the first impression.
     last = np.maximum.accumulate(np.where(is_row[order], -1, np.arange(len(order))))
     row_places = np.flatnonzero(is_row[order])
     last_of_rows = last[row_places]

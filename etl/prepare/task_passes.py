@@ -202,10 +202,10 @@ class TaskPasses(PreparedPasses):
         preparation: Preparation,
         cuts: Mapping[int, Cuts | None],
     ) -> list[DayInputs]:
-        """Reads the tables that tasks need.
+        """Reads the tables that tasks need, and computes the items of each day.
 
-        Also computes the items of each day, and the times at which its splits end (the cuts). `cuts` maps the
-        index of each day to the row_ids at which its splits end. `cuts` is empty if splits end at times.
+        `cuts` maps the index of each day to the row_ids at which its splits end. If splits end at times
+        instead, `cuts` is empty, and this method computes the times.
         """
         inputs = []
         for raw in days:
@@ -283,10 +283,10 @@ class TaskPasses(PreparedPasses):
 
 # The tasks that prepare the rows of a day. Each task has all rows of some users, or all rows of the day.
 #
-# The scan pass has stored the good rows of the log in hash buckets of the user (etl.text.stored_rows). A task
-# reads one bucket, and adds in this order: the split, the history, negatives, positions of impressions,
-# attributes of users and items, and last values of items. Then it applies the operators of `prepare` that
-# change rows.
+# The scan pass has stored the good rows of the log in buckets, by a hash of the user (etl.text.stored_rows).
+# A task reads one bucket, and adds in this order: the split, the history, negatives, positions of
+# impressions, attributes of users and items, and last values of items. Then it applies the operators of
+# `prepare` that change rows.
 
 TIMES_SCHEMA = pa.schema([("day", pa.int32()), ("time", pa.int64()), ("count", pa.int64())])
 
@@ -391,9 +391,9 @@ def load_table(path: str) -> pa.Table:
 
 
 def times_of(workers: Workers, tasks: Sequence[BucketTask], preparation: Preparation) -> pa.Table:
-    """Returns the numbers of rows with each event time of each day, with TIMES_SCHEMA.
+    """Returns how many rows of each day have each event time, as a table with TIMES_SCHEMA.
 
-    The same time may occur several times, because the counts of different tasks are not added up.
+    The same time may be in several rows of the table, because the counts of different tasks are not added up.
     """
     return workers.run(len(tasks), partial(_count_times, tuple(tasks), preparation), TIMES_SCHEMA)
 
@@ -511,7 +511,7 @@ def _of_users(impressions: pa.Table, rows: pa.Table) -> pa.Table:
 def _users_of(rows: pa.Table) -> pa.Array:
     """Returns the keys of the users of some rows.
 
-    Keys of other users may be included, and a key may occur twice.
+    The result may include keys of other users, and a key may occur twice.
     """
     chunks = rows.column(USER_KEY).chunks
     keys = [chunk.dictionary if isinstance(chunk, pa.DictionaryArray) else chunk for chunk in chunks]
@@ -548,7 +548,7 @@ def require_table_forms(changers: Sequence[RowChanger]) -> None:
 
 
 def keep_users_together(changers: Sequence[RowChanger], user_column: str | None) -> bool:
-    """Returns whether all operators return the right result if each call has all rows of some users.
+    """Returns whether all operators give the right result if they get the rows of only some users at a time.
 
     Tasks can then divide the users among themselves. If the result is false, one task must have all rows of
     the day.

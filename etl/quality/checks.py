@@ -145,7 +145,7 @@ def options_to_accept(stops: Iterable[Finding]) -> str:
 def unchecked(
     split: SplitConfig, compared: DayComparison, draws: bool, drawn_columns: Collection[str] = ()
 ) -> list[str]:
-    """Returns a text for each figure that is not compared with a limit. A text also says why.
+    """Returns a text for each figure that is not compared with a limit. The text includes the reason.
 
     The arguments have the same meaning as in `check_limits`.
     """
@@ -353,7 +353,7 @@ class DayComparison:
     def only_clicks(self) -> bool:
         """Returns whether every row of the log is a click.
 
-        This is so if the log records only what users chose.
+        This is the case if the log contains only items that users chose.
         """
         return any(piece.rows for piece in self.pieces) and all(p.clicks == p.rows for p in self.pieces)
 
@@ -419,7 +419,7 @@ def _tuples(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
 log = logging.getLogger("nightrank.etl")
 Section = Literal["users", "items"]
 
-# The key of these facts in the manifests of the tables `users` and `items`.
+# In the manifests of the tables `users` and `items`, the numbers of a `MissingRows` have this key.
 FACT = "of_log"
 
 
@@ -458,7 +458,7 @@ class MissingRows:
 
 
 def check_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list[Finding]:
-    """Returns a finding for each share of users or items without a row that is above a limit."""
+    """Returns findings for the shares of users and of items without a row, if they are above a limit."""
     figures = [
         LimitedFigure(
             rows.check,
@@ -501,7 +501,7 @@ def require_rows(quality: Quality, missing: Sequence[MissingRows], paths: Mappin
 
 
 def log_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list[Finding]:
-    """Logs the shares of users and items without a row that are above a limit. Returns their findings."""
+    """Logs the shares of users and of items without a row, if they are above a limit. Returns findings."""
     findings = check_missing_rows(quality, missing)
     for finding in findings:
         log.warning(

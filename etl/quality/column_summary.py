@@ -1,4 +1,4 @@
-"""Computes the summary of a column from its value counts, such as the most frequent values.
+"""Computes the summary of a column, such as its most frequent values, from its value counts.
 
 The profile of a day contains a summary of each column. Two summaries of a column can be added if they have no
 value in common.
@@ -39,8 +39,9 @@ class ColumnSummary:
     Attributes:
         nulls, cells: number of cells that are null, and number of cells that are not null.
         distinct: number of distinct values.
-        top: the 20 most frequent values, as pairs (value, number of cells), by descending number. Values with
-            equal numbers are sorted in ascending order, texts by their UTF-8 bytes.
+        top: the 20 most frequent values, as pairs (value, number of cells), in descending order of the number
+            of cells. Values with the same number are in ascending order, texts in the order of their UTF-8
+            bytes.
         low, high: minimum and maximum of a numeric column; None for a text column.
         total: sum over the cells of a numeric column, in units of 2**-1074; 0 for a text column.
         bins: maps each bin key (metrics.psi) to the number of cells in this bin; None for a text
@@ -171,8 +172,8 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     """Returns the sum of numbers[i] * times[i] in units of 2**-1074.
 
     Numbers with the same exponent are summed together. Their significands have 53 bits. Each significand is
-    divided into two halves of at most 31 bits. So the sum of their products with the counts does not exceed
-    64 bits for fewer than 2**31 cells.
+    divided into two halves of at most 31 bits. So for fewer than 2**31 cells, the sums of their products with
+    the counts fit into 64 bits.
     """
     fractions, exponents = np.frexp(numbers)
     significands = np.ldexp(fractions, 53).astype(np.int64)

@@ -26,7 +26,7 @@ from storage.paths import Partition
 
 log = logging.getLogger("nightrank.etl")
 
-NOT_KEPT = "not_kept"  # Fact of the quarantine: lines that are counted but not stored there, by reason.
+NOT_KEPT = "not_kept"  # Quarantine's manifest: number of lines that are counted but not stored, by reason.
 _SHOWN_ROWS = 200  # Number of quarantined rows that are read to show their values in an error message.
 
 
@@ -65,7 +65,7 @@ def misdated_rows(counts: Iterable[DayCounts]) -> int | None:
 
 
 def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[RejectedLine]:
-    """Returns the first rows of a published quarantine with the reason `reason`, at most _SHOWN_ROWS.
+    """Returns the first rows with the reason `reason` in a published quarantine, at most _SHOWN_ROWS.
 
     The raw files may have been moved since the quarantine was published, so their current paths are returned.
     """
@@ -88,7 +88,7 @@ def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[Rejec
 def check_day(
     plan: FeaturePlan, raw: RawFiles, counts: DayCounts, quarantine: Partition, *, warn: bool = True
 ) -> None:
-    """Checks the shares of rows of a day that are quarantined, or that have times outside the day.
+    """Checks the share of a day's rows that are quarantined, and the share with times outside the day.
 
     A day without rows raises no error here. etl.passes decides, by the split of the day, whether a run
     needs its rows.
@@ -98,7 +98,7 @@ def check_day(
         raw: the raw files of the day.
         counts: the day's counts.
         quarantine: the published quarantine of the day. The error message shows some of its rows.
-        warn: whether to log numbers of such rows that are below the limits.
+        warn: whether to log the numbers of quarantined and misdated rows that are below the limits.
 
     Raises:
         DataError: more than `quality.max_bad_share` of the rows cannot be parsed, or more than
@@ -161,7 +161,7 @@ def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool
 
 
 def _wrong_day_remedy(log_table: Log, event_time: EventTime) -> str:
-    """Returns the remedy for times outside the day. The unit or the time zone may be wrong, for example."""
+    """Returns the remedy for times outside the day, such as to correct the unit or the time zone."""
     if log_table.type_of(event_time.column) == "int":
         return (
             f"correct log.event_time.unit, which is {event_time.unit}, if the example was read as a wrong day"

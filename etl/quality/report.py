@@ -263,7 +263,7 @@ def profiles_of(
     pieces: Sequence[SplitOfDay],
     counted: CountedDays,
 ) -> tuple[list[DayProfile], dict[str, Values] | None]:
-    """Publishes a profile of each piece of the log below `profiles/<config name>`. Returns the profiles.
+    """Publishes a profile of each piece of the log in `profiles/<config name>`. Returns the profiles.
 
     A piece is the set of rows of a day that are in one split. Its profile is a partition. The facts of the
     partition's manifest contain the figures. If the inputs of a published profile have not changed, the
@@ -304,8 +304,8 @@ def most_frequent_of_days(
     """Returns, for each raw column, its most frequent value on some days, according to their profiles.
 
     The counts of the 20 most frequent values of each day are added up over the days. Of several values with
-    the same number of rows, the smallest is returned. A column without a value in any profile is left out,
-    and so is a column whose most frequent value is a text that `shortened` has changed.
+    the same number of rows, the smallest is returned. A column is left out if no profile has a value of it,
+    or if its most frequent value is a text that `shortened` has cut.
 
     Args:
         lake: the lake with the profiles.

@@ -28,7 +28,7 @@ from storage import file_io, format_versions
 from storage.format_versions import typed
 from storage.paths import LakePaths
 
-if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
     from pyspark.sql import Column
 
 _FILE = "users.json"
@@ -69,7 +69,7 @@ class ErasedList:
     through: Mapping[str, str] = field(default_factory=dict)
 
     def of_day(self, day: str | None) -> ErasedUsers | None:
-        """Returns the erased users whose rows of a day jobs must leave out; None if there are no such users.
+        """Returns the erased users whose rows jobs must leave out of a day; None if there are none.
 
         If `day` is None, the rows have no day, and the rows of all erased users are left out.
         """

@@ -32,7 +32,7 @@ _SHOWN_OF_HEADER = 200  # maximum number of bytes of an invalid header in an err
 def positions_in(
     header: Sequence[str], table: RawTable, paths: Sequence[str]
 ) -> tuple[list[int | None], int]:
-    """Returns the index in the header of each column of the table, and the number of the header's fields.
+    """Returns, for each column of the table, its index in the header, and the number of fields of the header.
 
     The index is None for an optional column that is not in the header.
 
@@ -88,7 +88,7 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
 
 
 def _separator_remedy(header: str, table: RawTable) -> str | None:
-    """Returns the remedy if another separator fits the header better than the table's; otherwise None.
+    """Returns a remedy if another separator fits the header better than the configured one; otherwise None.
 
     A separator fits better if more of the fields into which it divides the header are columns of the table.
     If the table's separator does not divide the header at all, any separator that divides it fits better.
@@ -105,7 +105,7 @@ def _separator_remedy(header: str, table: RawTable) -> str | None:
 
 
 def _fit(header: str, separator: str, table: RawTable) -> tuple[int, int]:
-    """Returns how many of the table's columns a header has with this separator, and how many fields."""
+    """Returns how many of the table's columns a separator finds in a header, and the number of fields."""
     names = text_values.split_line(header, separator) or []
     return sum(column.source_name in names for column in table.columns), len(names)
 
@@ -233,7 +233,7 @@ def read_footer(path: str) -> pq.FileMetaData | None:
 def stored_columns(
     path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
 ) -> tuple[Stored, ...]:
-    """Returns how a file stores each column of a table, whose types must be int, float or string."""
+    """Returns how a file stores each column of a table. Declared types must be int, float or string."""
     require_columns(path, footer, table)
     leaves = _leaves(footer)
     is_time = event_time.column if event_time else None
@@ -405,7 +405,7 @@ def _require_readable(path: str, column: RawColumn, footer: pq.FileMetaData, ind
 
 
 def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> DataError:
-    """Returns the error for a value in a column of texts that has no exact text.
+    """Returns the error for a value that cannot be written exactly as text, in a column of texts.
 
     Args:
         path, column: path of the file and name of the column.
@@ -434,7 +434,7 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
 
 _FOOTER_MAGIC = b"PAR1"
 _END_BYTES = 8  # Size of the end of a file: the length of the footer, and the magic bytes.
-_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # The keys have the same length.
+_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # equally long, so the footer keeps its length
 
 
 def parquet_metadata(source: pa.NativeFile) -> pq.FileMetaData:

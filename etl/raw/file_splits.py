@@ -15,8 +15,8 @@ from conf.errors import DataError
 from conf.raw_types import MAX_EXPANSION, UTF8, Encoding
 from storage import file_io
 
-# A task holds one file split in memory. Parsing needs about three times the bytes of the split. The lines of
-# a split are one block, so each distinct value of the split is checked once. A compressed file cannot be
+# A task holds one file split in memory. Parsing needs about three times the bytes of the split. All lines of
+# a split are one block, so each distinct value of the split is checked only once. A compressed file cannot be
 # divided into splits, so a task reads it as several blocks.
 FILE_SPLIT_BYTES = 64 * 2**20
 BLOCK_BYTES = 2 * FILE_SPLIT_BYTES
@@ -176,7 +176,7 @@ def line_start(data: bytes | bytearray, position: int, stop: int) -> int:
     """Returns the start of the first line that begins at `position` or later; `stop` if no line begins there.
 
     Args:
-        data: some bytes of a file. A line begins at the first of them.
+        data: some bytes of a file. A line begins at the first byte.
         position: a position in `data`.
         stop: the bytes from here on are not read.
     """
@@ -193,8 +193,8 @@ def line_start(data: bytes | bytearray, position: int, stop: int) -> int:
 def _complete(data: bytes | bytearray, searched: int = 0) -> int:
     """Returns the number of bytes at the start of `data` that form complete lines.
 
-    A CR at the end may be the first half of CR LF, so it does not complete a line yet. The caller has found
-    no line end in the first `searched` bytes, except that the last of these bytes may be a CR.
+    A CR at the end may be the first half of CR LF, so it does not complete a line yet. The caller has
+    searched the first `searched` bytes, and found no line end, but the last of these bytes may be a CR.
     """
     from_ = max(searched - 1, 0)
     lf = data.rfind(b"\n", from_)
@@ -255,8 +255,8 @@ def _plain_blocks(
     while True:
         # The last line is rarely longer than _READ_AHEAD_BYTES.
         remaining = end - position - len(carry) + _READ_AHEAD_BYTES
-        # Reading at least as much as in the step before makes the time for a long line proportional to its
-        # length.
+        # A step reads at least as many bytes as the incomplete line already has, so the time for a long line
+        # is proportional to its length.
         read = source.read(max(min(max(block_bytes, len(carry)), remaining), 1))
         data = carry + read if carry else read
         if not data:
@@ -282,10 +282,10 @@ def _last_lines(
     If the last of these lines ends after `data`, its end is read from `source`.
     """
     stop = line_start(data, remaining, len(data)) if remaining > 0 else 0
-    line = _complete(data)  # If `stop` is the end of the bytes, the last line begins here.
+    line = _complete(data)  # The start of the last line, if `stop` is the end of the bytes.
     # Without LF at the end of the bytes, the line may continue, or a CR may be the first half of CR LF.
     while stop == len(data) and stop > 0 and data[-1:] != b"\n":
-        # Reading as many bytes as the line already has makes the time proportional to its length.
+        # Each step reads as many bytes as the line has so far, so the time is proportional to its length.
         read = source.read(max(_READ_AHEAD_BYTES, len(data) - line))
         if not read:
             break
@@ -340,8 +340,8 @@ def _compressed_blocks(
     carry = memoryview(b"")
     total = 0
     while True:
-        # Reading at least as much as in the step before makes the time for a long line proportional to its
-        # length.
+        # A step reads at least as many bytes as the incomplete line already has, so the time for a long line
+        # is proportional to its length.
         data = bytearray(len(carry) + max(block_bytes, len(carry)))
         data[: len(carry)] = carry
         read = _fill(stream, memoryview(data)[len(carry) :], file_split)

@@ -1,12 +1,11 @@
 """Finds the raw files of one day, or of a table without dates, and computes a digest of these files.
 
-The files of a Delta table are listed in its current version, with the values of their partitions. For a path
-such as `/srv/clicks/dt=2026-01-31`, the table is in `/srv/clicks`. Tasks read only the files whose partition
+A Delta table's current version lists its files, with the values of their partition columns. For a path such
+as `/srv/clicks/dt=2026-01-31`, the table is in `/srv/clicks`. Tasks read only the files whose partition
 column `dt` has the value 2026-01-31.
 
-Spark writes the rows of tables of its catalogue to copies in the lake (etl/spark/copy_tables.py). Tasks read
-these copies as Parquet files. A copy has the columns that the configuration lists, with the same names as in
-the table.
+Spark copies tables of its catalogue to the lake (etl/spark/copy_tables.py). Tasks read these copies as
+Parquet files. A copy has the columns that the configuration lists, with the same names as in the table.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class DeltaFile:
 
     Attributes:
         path: its full path.
-        below: its path below the folder of the table.
+        below: its path relative to the folder of the table.
         bytes: size of the file.
         modified_ms: time of the last change, in ms since 1970-01-01 UTC.
         row: its index in `DeltaVersion.partitions`.
@@ -172,7 +171,7 @@ def files_at(path: str) -> list[DeltaFile]:
 
 
 def version_of(file: str) -> DeltaVersion:
-    """Returns the current version of the table of a data file.
+    """Returns the current version of the Delta table to which a data file belongs.
 
     Raises:
         DataError: the file is not in a Delta table.
@@ -193,7 +192,7 @@ def version_of(file: str) -> DeltaVersion:
 def kept_rows(version: DeltaVersion, paths: set[str]) -> dict[str, list[bool]]:
     """Returns, for each file of `paths` with a deletion vector, whether each of its rows is kept.
 
-    If the list of a file has fewer elements than the file has rows, the other rows are kept.
+    If a file has more rows than its list has elements, the other rows are kept.
 
     Raises:
         DataError: a deletion vector cannot be read.
@@ -262,7 +261,8 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
         table.load_as_version(number)
     if table.metadata().configuration.get(_MAPPING, "none") != "none":
         raise DataError(
-            f"the Delta table {root} has {_MAPPING}, so its files have other names of columns than the table",
+            f"the Delta table {root} has {_MAPPING}, so columns have other names in the files than in the "
+            "table",
             "write the table without column mapping, or export its rows as Parquet",
         )
     actions = _table(table.get_add_actions(flatten=True))
@@ -312,7 +312,7 @@ _EMPTY_BYTES = 512
 
 @dataclass(frozen=True)
 class RawFiles:
-    """The raw files of one table and day. Earlier rows must be in files whose names come first.
+    """The raw files of one table and day. Names of files with earlier rows must come first alphabetically.
 
     Attributes:
         dt: the day as an ISO date. For a table without dates, it is the run date.
@@ -436,7 +436,7 @@ def require_raw(
     pattern = raw_path(config, table, dt)
     if raw is None and table.format == SPARK_TABLE:
         raise DataError(
-            f"the lake has no copy of the rows of {dt} of Spark's table {pattern} (from {key})",
+            f"Spark's table {pattern} (from {key}) has no copy of the rows of {dt} in the lake",
             "run build_features, which copies these rows; if it has already run for this date, the table "
             f"has no such rows: load them into the table, or correct {key}",
         )
@@ -527,7 +527,7 @@ def _problem_of(entry: os.DirEntry[str], name: str, *, is_file: bool) -> str | N
         return None
     if not is_folder:
         return "is not a regular file"
-    # With a pattern such as `*`, folders beside the files are normal.
+    # A pattern such as `*` may also match folders beside the files. This is not an error.
     suffix = _SUFFIX.search(name)
     return "is a folder" if suffix and entry.name.endswith(suffix[0]) else None
 
@@ -550,7 +550,7 @@ def _absolute(path: str) -> str:
 
 
 def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
-    """Returns the files with the impressions of the day of a click log.
+    """Returns the files with the impressions of the same day as a click log.
 
     Returns None if there are no such files, or if the configuration does not add positions to the rows
     (`row_column`).
@@ -564,7 +564,7 @@ def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
 
 
 def impression_inputs(config: Config, raw: RawFiles) -> dict[str, str]:
-    """Returns the input `impressions` of everything that is computed from the prepared rows of a day.
+    """Returns the input `impressions`, which everything computed from a day's prepared rows depends on.
 
     The input is the digest of the day's impressions, or `none` without a file. The result is empty if the
     configuration does not add positions to the rows.

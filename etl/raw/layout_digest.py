@@ -1,7 +1,7 @@
 """Computes a digest of the rules and settings by which raw tables are parsed.
 
-If this digest changes, the stored rows of days are obsolete. The module also decides which stored days
-before a day are up to date.
+If this digest changes, the stored rows of days are obsolete. The module also decides which of the stored days
+before a given day are up to date.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class StoredDays:
     Attributes:
         table: the table.
         days: the number of days before a day whose partitions are used.
-        method: the name and the value of an input of each partition: how its rows are computed.
-        contents: what the partitions contain, and what uses them, for warnings.
+        method: name and value of one of the inputs of each partition. The value says how rows are computed.
+        contents: two texts for warnings: what the partitions contain, and what uses them.
     """
 
     table: Table
@@ -167,7 +167,7 @@ class StoredDays:
         rows, users = self.contents
         log.warning(
             "the %s of %s in %s were computed with other settings, and the day has no raw log to compute "
-            "them again: %s leave them out",
+            "them again, so they are not used for %s",
             rows,
             partition.dt,
             partition.path,

@@ -107,14 +107,14 @@ def row_rules(
     if event_time is None:
         return tuple(rules)
     if event_time.time_of_day is not None:
-        # `with_times_of_day` adds the two and applies the time zone.
+        # `with_times_of_day` adds the date and the time of day, and applies the time zone.
         return (*rules, _date_rule(event_time.column, UTC), _time_of_day_rule(event_time.time_of_day))
     kind, zone = (log.type_of(event_time.column), log.time_zone) if log else ("int", UTC)
     return (*rules, time_rule(event_time, kind, zone))
 
 
 def reasons_left_out(label: Label, keys: Keys | None) -> tuple[str, ...]:
-    """Returns the reasons for which `label` and `keys` leave out rows that are not put into quarantine."""
+    """Returns the reasons for which rows are left out by `label` and `keys`, but not quarantined."""
     others = [OTHER_EVENT] if label.weights is not None and label.other_events == "drop" else []
     if keys is not None and keys.rows_without_user == "leave_out":
         others.append(_missing_key(keys.user))
@@ -126,7 +126,7 @@ def _missing_key(column: str) -> str:
 
 
 def bad_key(column: str) -> RowCheck:
-    """Returns the check of ids that have the type `string`. Ids that are numbers always obey the rule."""
+    """Returns the check for ids of the type `string`. Ids that are numbers always obey `RULE`."""
     return RowCheck(reason(column), are_bad_keys)
 
 
@@ -145,7 +145,7 @@ def _label_rules(label: Label, keys: Keys | None, types: Mapping[str, str]) -> l
 def _always_one(column: str) -> RowRule:
     """Returns the rule of a label that is 1 in every row.
 
-    Only the number of values of `column` matters.
+    The values of `column` are not used, only their number.
     """
     return RowRule(LABEL, column, (), lambda values: pa.array(np.ones(len(values), np.float32)))
 
@@ -184,12 +184,12 @@ def _weight_of_event(label: Label, column: str, is_text: bool) -> RowRule:
 
 
 def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
-    """Returns events as values of the type of their column."""
+    """Converts the names of events to the type of their column."""
     return [*names] if is_text else [int(name) for name in names]
 
 
 def _label(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of a label: a column of 0 and 1, or whether a number reaches `positive_at_least`."""
+    """Returns the rule of a label: the 0 or 1 of a column, or whether its number is at least a threshold."""
     threshold = label.positive_at_least
 
     def array(values: pa.Array) -> pa.Array:
@@ -305,7 +305,7 @@ def with_times_of_day(midnights: pa.Array, times_of_day: pa.Array, time_zone: st
     """Returns the event times of a log with dates and times of day in two columns.
 
     Args:
-        midnights: n dates, as µs from 1970-01-01 00:00 to the beginning of the date on the clocks.
+        midnights: n dates, as µs from 1970-01-01 00:00 to midnight of the date, both in local time.
         times_of_day: n times of day in µs since midnight.
         time_zone: the IANA name of the zone of both.
 
@@ -394,7 +394,7 @@ def count_misdated(times: NDArray[np.int64], bounds: tuple[int, int]) -> Misdate
 
 
 def describe(event_time: EventTime, time: int, log: RawTable) -> str:
-    """Returns a text with the raw value of a time. If it is an integer, the text says which UTC day results.
+    """Returns a text with the raw value of a time and, if it is an integer, the UTC day that it stands for.
 
     Args:
         event_time: column and unit of the time.

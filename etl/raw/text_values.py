@@ -74,8 +74,8 @@ _WITH_GROUPS = r"^[+-]?[0-9]{1,3}([.][0-9]{3})+,[0-9]*([eE][+-]?[0-9]+)?$"
 def with_decimal_points(text: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Returns texts in which points replace decimal commas: 12.5 for 12,5, and 1234.5 for 1.234,5.
 
-    A text with a point that does not separate groups of three digits before a comma becomes ",", which all
-    conversions to numbers reject.
+    A text whose points do not separate groups of three digits before a comma becomes ",". All conversions to
+    numbers reject this text.
     """
     with_points = pc.replace_substring(text, ",", ".")
     has_point = pc.match_substring(text, ".")
@@ -295,8 +295,8 @@ def split_line(line: str, separator: str) -> list[str] | None:
 # same names (etl/raw/file_columns.py).
 EXACT_BELOW = {"halffloat": 2.0**11, "float": 2.0**24, "double": 2.0**53}
 WHOLE_RULE = (
-    "only a whole number becomes a text, and a float only below 2⁵³ (2²⁴ for 32 bits), because larger floats "
-    "may have been rounded"
+    "only a whole number can become a text; a float must also be below 2⁵³ (2²⁴ for 32 bits), because larger "
+    "floats may have been rounded"
 )
 
 # Separator and null in joined texts: control characters, which texts of logs rarely contain.
@@ -330,10 +330,9 @@ def nan_to_null(values: pa.Array) -> pa.Array:
 
 
 def not_exact(values: pa.Array) -> pa.Array:
-    """Returns n booleans.
+    """Returns which of n floats or decimals may not be exact integers: n booleans.
 
-    They are true for floats and decimals that may not be exact integers: fractions, infinity, and floats that
-    may have been rounded. They are false for null and NaN.
+    These are fractions, infinity, and floats that may have been rounded. Null and NaN are not among them.
     """
     kind = values.type
     if pa.types.is_decimal(kind):

@@ -32,7 +32,7 @@ _ROWS = 1 << 16  # Number of texts that are converted at once; it limits the mem
 # Largest number of bytes of a text. Longer texts become null: they are not times, or have many blanks.
 _LONGEST = 64
 _PADDING = 16  # Number of zeros after the characters of a text, so that a cursor may look ahead.
-_MOST_DAYS = 1 << 17  # Number of days of time zones whose offsets are kept in memory.
+_MOST_DAYS = 1 << 17  # Number of pairs (time zone, day) whose offsets are kept in memory.
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 _MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july"),
@@ -78,9 +78,9 @@ def timestamps(text: pa.Array, pattern: str, time_zone: str) -> pa.Array:
 def _plain_iso(text: pa.Array, time_zone: str) -> pa.Array | None:
     """Converts texts with Arrow's faster parser.
 
-    Returns None if Arrow's rules may differ from the rules here for one of the texts. Arrow also accepts
-    hours without minutes, and the year 0. It refuses fractions of more than six digits. Arrow also has other
-    rules for offsets, so this function accepts only texts without an offset, or with Z.
+    Returns None if Arrow's rules for one of the texts may differ from the rules of this module. Arrow also
+    accepts hours without minutes, and the year 0. It refuses fractions of more than six digits. Arrow also
+    has other rules for offsets, so this function accepts only texts without an offset, or with Z.
     """
     lengths = pc.binary_length(text)
     fits = pc.or_(pc.equal(lengths, _DATE_BYTES), pc.greater_equal(lengths, _MINUTE_BYTES))
@@ -164,11 +164,11 @@ def starts_of_days(days: Ints, time_zone: str) -> Ints:
 
 @lru_cache(maxsize=_MOST_DAYS)
 def _offsets_of_day(time_zone: str, day: int) -> tuple[tuple[int, int], ...]:
-    """Returns (local µs, offset in µs) for each part of a local day in which the zone's offset is constant.
+    """Returns (start, offset), both in µs, for each part of a local day with a constant offset from UTC.
 
-    The local µs are the beginning of the part. The offsets at the full hours of the day are compared. If two
-    of them differ, a binary search finds the second at which the offset changes. Offsets change only at whole
-    seconds.
+    A start is in local time since 1970-01-01 00:00. The offsets at the full hours of the day are compared. If
+    two of them differ, a binary search finds the second at which the offset changes. Offsets change only at
+    whole seconds.
     """
     zone = zone_of(time_zone)
     midnight = _EPOCH + timedelta(days=day)
@@ -307,7 +307,7 @@ class _Cursor:
         return match_index
 
     def finish(self) -> None:
-        """Checks that each text ends at its position, and that its day exists."""
+        """Checks that each text was read to its end, and that its day exists."""
         leap = (self.year % 4 == 0) & ((self.year % 100 != 0) | (self.year % 400 == 0))
         last = _MONTH_DAYS[np.clip(self.month, 0, 12)] + (leap & (self.month == 2))
         self.ok &= (self.at == self.ends) & (self.year >= 1) & (self.day <= last)
@@ -340,7 +340,7 @@ def _read_iso_time_of_day(cursor: _Cursor) -> None:
 
 
 def _iso_time_of_day(cursor: _Cursor, timed: Bools) -> None:
-    """Reads a time of day in the texts that have one: (n,) bool."""
+    """Reads a time of day in the texts for which `timed`, (n,) bool, is true."""
     hours = cursor.number(2, 2, 0, 23, timed)
     cursor.skip(":", timed)
     minutes = cursor.number(2, 2, 0, 59, timed)

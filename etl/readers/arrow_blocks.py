@@ -179,7 +179,7 @@ def typed_block(
         rows_before: returns the number of rows of the file before `rows`, for error messages.
 
     Raises:
-        DataError: a value in a column of texts has no exact text.
+        DataError: a value in a column of texts cannot be written exactly as text.
     """
     is_time = event_time.column if event_time else None
     columns: dict[str, pa.Array] = {}

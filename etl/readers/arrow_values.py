@@ -46,7 +46,7 @@ from etl.raw.time_text import FIRST_DAY, LAST_DAY, US_OF_DAY
 from etl.readers.text import rows_with, without_null_values
 from storage.feature_spec import FLOAT32_MAX
 
-# The type of the values of each declared type.
+# Maps each declared type to the Arrow type of its values.
 VALUE_TYPES: Mapping[str, pa.DataType] = {
     "int": pa.int64(),
     "float": pa.float64(),
@@ -87,10 +87,10 @@ class Converted:
 
 
 class NoTextError(Exception):
-    """A value in a column of texts has no exact text, such as 1.5, or bytes that are not UTF-8.
+    """A value in a column of texts cannot be written exactly as text.
 
-    The job stops, and such a row is not quarantined. For example, a rounded id may be the id of another user,
-    so the whole column may be wrong.
+    Examples are 1.5, and bytes that are not UTF-8. The job stops, and does not quarantine the row. For
+    example, a rounded id may be the id of another user, so the whole column may be wrong.
 
     Attributes:
         column: the name and the declared type of the column.
@@ -112,7 +112,7 @@ class NoTextError(Exception):
 
 
 class _InexactError(Exception):
-    """Some of n distinct values have no exact text. The argument, (n,) bool, is true for these values."""
+    """Some distinct values cannot be written exactly as text. The argument, (n,) bool, is true for them."""
 
     def __init__(self, wrong: np.ndarray) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def convert(
         time_zone: the time zone of timestamps without a zone, for the types `date` and `timestamp`.
 
     Raises:
-        NoTextError: a value in a column of texts has no exact text.
+        NoTextError: a value in a column of texts cannot be written exactly as text.
     """
     array = one_array(values)
     if column.type in _ELEMENTS and is_list(array.type):
@@ -182,7 +182,7 @@ def time_zone_of(table: RawTable) -> str:
 
 
 def null_values(column: Column, rows: int) -> pa.Array:
-    """Returns the values of a column that a file does not have."""
+    """Returns nulls, as the values of a column that a file does not have."""
     kind = VALUE_TYPES[column.type]
     if column.type in _ELEMENTS:
         return pa.nulls(rows, kind)
@@ -372,7 +372,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _texts_of(values: pa.Array) -> pa.Array:
-    """Returns the texts of whole numbers. Raises _InexactError if a value has no exact text."""
+    """Returns the texts of whole numbers. Raises _InexactError if a value is not exactly a whole number."""
     kind = values.type
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         wrong = not_exact(values).to_numpy(zero_copy_only=False)
@@ -420,7 +420,7 @@ def _to_date(values: pa.Array, time_zone: str) -> pa.Array:
 
 
 def _to_timestamp(values: pa.Array, time_zone: str) -> pa.Array:
-    """Returns the first instants of dates."""
+    """Returns the first instant of each date, in µs since 1970-01-01 UTC."""
     return stored_values(values.cast(pa.date32(), safe=False).cast(pa.timestamp("s")), _TIMESTAMP, time_zone)[
         0
     ]
@@ -484,7 +484,7 @@ _US_OF_UNIT = {"s": 10**6, "ms": 10**3, "us": 1}
 
 
 def can_hold(column: Column, kind: pa.DataType) -> bool:
-    """Returns whether `stored_values` reads values of an Arrow type as the declared type of a column.
+    """Returns whether `stored_values` can convert values of an Arrow type to a column's declared type.
 
     The column must have one of the types bool, date, timestamp, time, decimal, list<int> and list<string>.
     """

@@ -67,7 +67,8 @@ class _File:
         size: its number of bytes.
         first_block: the position of the first block, after the header.
         marker: the 16 bytes after each block.
-        header: the header with another schema, which reads the same bytes as values that Arrow can convert.
+        header: the header with a changed schema. With this schema, the bytes of the file are decoded to
+            values that Arrow can convert.
         types: maps each listed column of the file to its Arrow type.
     """
 
@@ -119,7 +120,7 @@ class AvroReader(TableReader):
         """Yields the rows of the file's blocks that begin in the range of bytes.
 
         Raises:
-            DataError: the file is damaged, or a value in a column of texts has no exact text.
+            DataError: the file is damaged, or a value in a column of texts cannot be written exactly as text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         end = file.size if file_split.end is None else file_split.end
@@ -243,7 +244,7 @@ def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[
                 "declare any number of elements",
                 "leave out this column, or give the array another type than null",
             )
-        return 1  # the end of the last block of values
+        return 1  # at least the byte that ends the values
     if kind != "record":
         return 0 if kind == "null" else 1
     if schema["name"] in outer:
@@ -358,7 +359,7 @@ def _rows(file: _File, start: int, end: int) -> Iterator[pa.Table]:
 
 
 def _records(blocks: Iterable[Any], path: str) -> Iterator[Any]:
-    """Yields the records of blocks. fastavro skips a block with a negative number of records."""
+    """Yields the records of blocks. Refuses negative numbers of records, which fastavro would skip."""
     for block in blocks:
         if block.num_records < 0:
             raise DataError(

@@ -88,7 +88,7 @@ class DeltaReader(TableReader):
         """Yields the rows of a file split, with the values of the file's partition.
 
         Raises:
-            DataError: the file is damaged, or a value in a column of texts has no exact text.
+            DataError: the file is damaged, or a value in a column of texts cannot be written exactly as text.
         """
         in_files = [name for name in wanted if name not in self.values]
         first = self._rows_before(file_split)

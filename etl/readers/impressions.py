@@ -86,7 +86,7 @@ def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
     Args:
         settings: the section `serving.impressions`.
         dt: the date of the day.
-        rows: number of impressions. Nothing is logged if it is 0.
+        rows: number of impressions. Without impressions, nothing is logged.
         invalid: number of impressions without user, item, position or time.
     """
     if not rows:
@@ -105,7 +105,7 @@ def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The settings by which tasks read a log of impressions.
+    """What tasks need to read a log of impressions.
 
     Attributes:
         reader: reads the files.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Settings(FormatSettings):
-    """As `tsv`, but a line is a display of several items.
+    """Like `tsv`, but each line is a display of several items.
 
     The last field lists the items and whether the user clicked them, such as `N1-0 N2-1`. Each item is one
     row. The last two of `columns` are the item and the click.
