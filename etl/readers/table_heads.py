@@ -39,7 +39,7 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
     Raises:
         DataError: a file is damaged or lacks a column, or a row cannot be parsed. The message contains file,
             line and value.
-        ConfigError: a column is stored with a type that its declared type cannot hold.
+        ConfigError: the type of a column in the file does not fit its declared type.
     """
     rejected: Iterator[RejectedLine | None]
     settings = format_settings(table.format)

@@ -483,7 +483,7 @@ def _require_reads(chains: Chains, columns: Mapping[str, Type]) -> None:
 
 
 def features_with_oov_id(feature_plan: FeaturePlan) -> list[str]:
-    """Returns the features with a vocabulary in which unknown values get OOV_ID, in the plan's order.
+    """Returns the features, in the plan's order, whose vocabulary gives OOV_ID to unknown values.
 
     The ids come from `categorify`. With `oov_buckets` above 1, unknown values have several ids, so such a
     feature is not in the result.
@@ -563,7 +563,7 @@ def _positions_method(config: Config) -> str | None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
     names |= {"null_values", "decimal_separator", "encoding", "time_zone", "columns"}
-    # The digest of earlier releases included this default of the separator.
+    # Earlier releases included this default of the separator in the digest, so it must stay.
     values = {"separator": ",", **settings.model_dump(include=names)}
     return f"{_POSITIONS}, {digest_of(values)}"
 
@@ -578,7 +578,7 @@ class CopiedTable:
     """A raw table whose rows Spark copies into the lake.
 
     Attributes:
-        key: the key of the configuration with the table's path.
+        key: the configuration key of the table's path.
         table: the settings of the table.
         user: the name that the column with the ids of users has in the table; None if there is no such
             column.
