@@ -104,7 +104,7 @@ class _Trained:
 
 
 def run(context: RunContext, request: ComparisonRequest) -> JobSummary:
-    """Compares the experiments, and publishes the result as facts, as a page, and to MLflow.
+    """Compares the experiments, and publishes the result in the lake, as an HTML page, and to MLflow.
 
     An experiment with a complete model is not trained again. A training that was killed resumes from its last
     checkpoint. If a training fails with a DataError, such as a loss that is not finite, the other experiments

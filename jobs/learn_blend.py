@@ -33,7 +33,7 @@ def run(context: RunContext) -> JobSummary:
     """Measures the contenders on validation clicks, and finally records the best one for the run date.
 
     If the inputs have not changed since the blend of the run date was recorded, the function does nothing.
-    Without validation clicks, the record says that the model alone ranks.
+    Without validation clicks, the record says that the model alone ranks the lists.
     """
     lake, config = context.lake, context.config
     require(config, "keys")

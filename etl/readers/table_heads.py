@@ -136,7 +136,7 @@ def _first_bad_row(reader: TableReader, file_split: FileSplit, id_column: str | 
 
 
 def first_reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:
-    """Returns the reason of each rejected line of a block, by the index of the line in the block.
+    """Maps the index of each rejected line in a block to the reason for which the line is rejected.
 
     Args:
         block: rows of a reader, before the rules for ids are applied.

@@ -25,7 +25,7 @@ from etl.readers.base import RawBlock, TableReader, map_in_threads
 
 _NEVER_MALFORMED = ("string", "list<string>")
 # Maximum number of bytes of displays that are converted to rows at once. The other fields of a line are
-# repeated for each item of the line, so the rows need many times the bytes of the displays.
+# repeated for each item of the line, so the rows are many times larger than the displays.
 _DISPLAY_BYTES = 2**20
 # A shown item: its id, and 1 if the user clicked it.
 _ITEM_AND_CLICK = r"^(.+)[-:_]([01])$"
@@ -165,7 +165,7 @@ class DisplayReader(TableReader):
     """Reads `displays`: a line has several shown items in its last field, and each of them is one row.
 
     The quarantine and messages contain the number of the row in the file, instead of the line's number. A
-    rejected row is stored as the line that a `tsv` file of these rows would have.
+    rejected row is stored as one line, as in a `tsv` file.
 
     Attributes:
         rows: reads the lines of the rows.

@@ -393,7 +393,7 @@ def _arrow_type(rows: DataFrame, column: str, table: str) -> pa.DataType:
 
 
 def _storable(rows: DataFrame, name: str) -> Column:
-    """Returns a column, converted to text if Spark's type is null, which Parquet files cannot store."""
+    """Returns a column. Spark's type null becomes text, because Parquet files cannot store it."""
     value = F.col(_quoted(name))
     if isinstance(rows.schema[name].dataType, T.NullType):
         value = value.cast("string").alias(name)

@@ -469,7 +469,8 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
     )
     marked = rows.withColumns({column: F.lit(None).cast("bigint"), _IS_ROW: F.lit(1)})
     both = marked.unionByName(shown, allowMissingColumns=True)
-    # At equal times, impressions come before rows, and the smallest position comes last.
+    # At equal times, impressions come before rows, and smaller positions come later. So F.last takes the
+    # smallest position.
     in_order = Window.partitionBy(USER_KEY, ITEM_KEY).orderBy(EVENT_TIME, _IS_ROW, F.desc(column))
     until_now = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     last = both.withColumn(column, F.last(column, ignorenulls=True).over(until_now))

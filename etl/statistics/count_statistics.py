@@ -122,8 +122,8 @@ def _merge_buckets(
     """Runs one task: merges the counts of its requests, or of hash buckets of requests.
 
     If a request is not divided into buckets, yields the request's result. For one bucket of a request, yields
-    the vocabulary entries that have or may get an id. The task also yields file name and counts of the rare
-    values, which get no id.
+    the vocabulary entries that have or may get an id. The task also yields the file name and the counts of
+    the rare values, which get no id.
 
     Args:
         tasks: for each task, its pairs (index of a request, hash bucket).

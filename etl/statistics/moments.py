@@ -305,7 +305,7 @@ def _positions(weights: np.ndarray, probabilities: Sequence[float]) -> list[int]
 
 
 def _ranges(values: np.ndarray) -> np.ndarray:
-    """Returns the index of the range of each of n doubles.
+    """Returns, for each of n doubles, the index of its range.
 
     The index consists of the first bits of the double. Some of these bits are inverted, so that larger
     doubles have larger indices.

@@ -122,8 +122,7 @@ class ExpectedClicks:
         self._items: Complexes64 = items.astype(np.complex64)  # (items, F)
         *outer, left, right = [self._factors(taste) for taste in _of_side("user")]
         self._outer, self._left, self._right = outer, left, right
-        # For each item, the index of its levels of the last two tastes in a table of all pairs of such
-        # levels.
+        # The last two tastes give each item a pair of levels. Compute its index in a table of all such pairs.
         self._pairs_of_items: Ints = left.levels * right.of_level.shape[1] + right.levels
 
     def of_user(self, user: int) -> Floats:

@@ -352,7 +352,7 @@ def _require_values_of_items(
     """Raises ConfigError if a feature of users or of the context is computed from last values of items.
 
     Also raises ConfigError if a feature of items is computed from last values and from columns of the log,
-    because the two are not from the same event. Without a table of items, lists are scored with the last
+    because these values come from different events. Without a table of items, lists are scored with the last
     values up to the run date, but with the other columns of the item's latest row.
 
     Args:
@@ -548,7 +548,10 @@ def preparation(config: Config) -> dict[str, str]:
 
 
 def _settings_of(history: History) -> dict[str, Any]:
-    """Returns the settings, without `ages` if it is not set. Earlier releases did not have `ages`."""
+    """Returns the settings, without `ages` if it is not set.
+
+    So the digest is the same as in releases before `ages`.
+    """
     return history.model_dump(exclude={"ages"} if history.ages is None else None)
 
 

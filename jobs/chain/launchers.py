@@ -72,7 +72,7 @@ class Stage:
 
 
 def log_error(path: str | Path, error: OSError) -> InfrastructureError:
-    """Returns the error for the log of a stage that cannot be written."""
+    """Returns the error that is raised if the log of a stage cannot be written."""
     return InfrastructureError(
         f"cannot write the log of {Path(path).stem}: {error}",
         "check that `lake` is a folder that you can write, and that the disk is not full",
@@ -249,7 +249,7 @@ def environment() -> dict[str, str]:
     stray = (
         "SPARK_HOME",
         "PYSPARK_DRIVER_PYTHON",
-    )  # these variables may name other jars and packages
+    )  # not passed on, because they may name other jars and packages
     kept = {name: value for name, value in os.environ.items() if name not in stray}
     return {**kept, "PYSPARK_PYTHON": sys.executable}
 
