@@ -38,8 +38,8 @@ _COMMENTS: Mapping[str, str] = {
     "`missing: serve` they are.",
     "keys": "The columns that identify a user and an item.",
     "history": "The items that the user of a row chose before (column `history`), the most recent one first.",
-    "last_values": "Values that describe the item and change over time, such as its price. A row has the last "
-    "values of earlier days (columns last_...), because the values in tomorrow's events are not known.",
+    "last_values": "Values that describe the item and change over time, such as its price. A row has the "
+    "last values of earlier days (columns last_...), because the values in tomorrow's events are not known.",
     "negatives": "The log has only rows of items that users chose. For each row, rows of items that the "
     "user did not choose are added with label 0, to measure the model. train.negatives draws other items for "
     "training.",
