@@ -262,9 +262,9 @@ def _search(
 
 
 def _is_over(search: Search, since: float) -> bool:
-    """Returns whether the search has reached its time limit. After that, no further trial begins.
+    """Returns whether the search has reached its time limit, after which no further trial begins.
 
-    Logs a message in this case.
+    If so, logs a message.
     """
     over = search.timeout is not None and monotonic() - since >= search.timeout
     if over:

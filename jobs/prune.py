@@ -126,7 +126,7 @@ def _delete_once(lake: LakePaths, item: Item, grace_hours: float) -> None:
 
 
 def _is_replaced(item: Item) -> bool:
-    """Returns whether a job has published a date of a table since the plan."""
+    """Returns whether a job has published this date of a table since the plan was made."""
     if item.partition is None:
         return False
     files, inner = file_io.filesystem(item.partition.file(MANIFEST_NAME))
@@ -340,7 +340,7 @@ def _partition(
     return Item(table.split("/")[0], dt, (*manifest, *old), (), partition)
 
 
-# Defines items, which prune deletes as a unit, and the limits of dates and ages.
+# Defines items, each of which prune deletes as a unit, and the limits for dates and ages.
 
 _DAY_S = 24 * 3600
 

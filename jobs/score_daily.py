@@ -276,10 +276,10 @@ def candidate_users(
     variant: VariantLists | None = None,
     experiment: ServingExperiment | None = None,
 ) -> Rows:
-    """Returns the rows of users with their candidates. A frame has enough Spark partitions for all cores.
+    """Returns the rows of the users, joined with their candidates.
 
-    The rows are read from the files that the two manifests name, even if the tables are replaced at the same
-    time.
+    A frame has enough Spark partitions for all cores. The rows are read from the files that the two manifests
+    name, even if the tables are replaced at the same time.
 
     Args:
         context: the context of the run.

@@ -286,7 +286,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True)
 class LogRows:
-    """The rows of a raw log, to which the rules of the log are applied."""
+    """Reads the rows of a raw log, and applies the rules of the log to them."""
 
     layout: FileLayout
 

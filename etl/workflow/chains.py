@@ -660,7 +660,7 @@ def common_codes(values: Sequence[RowValues]) -> pa.Array | None:
 
 
 def require_arrays(step: Fitted, outputs: Any, num_rows: int) -> None:
-    """Raises ConfigError unless a step has computed an array of all rows for each of its outputs."""
+    """Raises ConfigError unless a step has computed one array for each output, with a value for each row."""
     arrays = outputs if isinstance(outputs, list | tuple) else []
     fits = [isinstance(array, pa.Array | pa.ChunkedArray) and len(array) == num_rows for array in arrays]
     if len(fits) != len(step.outputs) or not all(fits):

@@ -303,7 +303,7 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
     In the same way, the section `items` restricts the features in the scope `item`. If the section
     `negatives` is set, features in the scope `item` must not read columns of the log. Features of users and
     items must not read the position of an impression, because a position belongs to a row. Features in the
-    scope `item` may read the columns of `last_values`, but no column of the log beside them.
+    scope `item` may read the columns of `last_values`, but then no other column of the log.
     """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]

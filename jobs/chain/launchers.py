@@ -394,7 +394,7 @@ class Application:
     _used: bool = False
 
     def prepare(self, *, train: bool) -> None:
-        """Starts the child process, its JVM, and the imports of a training. See `Launcher`."""
+        """Starts the child process, its JVM, and the imports that a training needs. See `Launcher`."""
         self.submission.require_profile(submits=False)
         self._modules = _TO_TRAIN if train else ()
         self._start()
@@ -456,7 +456,7 @@ class _Child:
     Attributes:
         process: the process, which is the leader of a new process group.
         output: the pipe with the output of this process and of all processes that it has started.
-        answers: the pipe of its answers, one line of JSON per stage.
+        answers: the pipe through which the process answers, one line of JSON per stage.
     """
 
     process: subprocess.Popen[bytes]
@@ -577,7 +577,7 @@ class SparkSubmits:
     submission: Submission
 
     def prepare(self, *, train: bool) -> None:
-        """Checks the profile. No process is started before its stage."""
+        """Checks the profile. Starts no process, because each stage starts its own."""
         self.submission.require_profile(submits=True)
         require_java()
 

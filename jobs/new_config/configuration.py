@@ -344,7 +344,7 @@ def _features_of_earlier_events(log: NewLog, joined: _Joined) -> list[NewFeature
 
 
 def _is_by_day(log: NewLog) -> bool:
-    """Returns whether the names of the files have enough days, so that the log is read by day."""
+    """Returns whether the names of the files contain enough days for a log that is read by day."""
     return len(log.table.sample.path.days) >= _FEWEST_DAYS
 
 
