@@ -2,4 +2,4 @@
 
 from conf.process import collect_rarely
 
-collect_rarely()  # this module is imported before the other imports of a job
+collect_rarely()  # runs before a job's own imports, because Python first imports this package

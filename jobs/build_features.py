@@ -27,8 +27,8 @@ def run(context: RunContext) -> JobSummary:
 def main() -> None:
     """Runs the job.
 
-    The processes that read the log start while this function imports the other modules of the job. Imports of
-    pandas take time, so they are refused until a Spark session needs pandas.
+    The processes that read the log start while this function imports the other modules of the job. The import
+    of pandas takes time, so `refuse_pandas` makes it fail until a Spark session needs pandas.
     """
     start_server_early()
     refuse_pandas()

@@ -42,7 +42,7 @@ _BYTES = 1 << 20
 
 @dataclass
 class _Head:
-    """The counts of the first rows of the files of a day.
+    """Counts of the first rows in the files of a day.
 
     Attributes:
         raw: the files.
@@ -125,7 +125,8 @@ def _head(plan: FeaturePlan, layout: FileLayout, raw: RawFiles) -> _Head:
         head.rows += len(block.row_lines) + len(block.rejected)
         head.clicks += int(np.count_nonzero(np.asarray(block.columns[LABEL])))
         label = plan.config.log.label
-        if label.positive and label.column is not None and label.column != LABEL:  # LABEL has no raw values
+        # the computed label replaces a raw column named LABEL
+        if label.positive and label.column is not None and label.column != LABEL:
             head.events |= set(pc.unique(block.columns[label.column].cast("string")).to_pylist())
         bounds = bounds_of_day(plan.config, raw.dt)
         if bounds is not None:

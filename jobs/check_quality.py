@@ -27,7 +27,7 @@ DESCRIPTION = (
 
 
 def run(context: RunContext) -> JobSummary:
-    """Checks the raw log of the window of days that ends on the run date."""
+    """Checks the raw logs of the days in the window that ends on the run date."""
     plan = plan_of(context.config)
     copy_tables_of_run(context, plan)
     raw_days(plan, context.run_date, context.recorder)  # if days are missing, fail before a session starts

@@ -13,7 +13,7 @@ from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
 from conf.messages import printable, program_name
 from storage.job_summary import JobSummary
 
-if TYPE_CHECKING:  # nightly parses its arguments before it imports the package `conf.types`
+if TYPE_CHECKING:  # nightly uses this module before it imports the package `conf.types`
     from storage.run_context import RunContext
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C, as in shells and nightly

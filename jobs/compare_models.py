@@ -104,7 +104,7 @@ class _Trained:
 
 
 def run(context: RunContext, request: ComparisonRequest) -> JobSummary:
-    """Compares the experiments, and publishes the result as facts, as a page, and to MLflow.
+    """Compares the experiments, and publishes the result in the lake, as an HTML page, and to MLflow.
 
     An experiment with a complete model is not trained again. A training that was killed resumes from its last
     checkpoint. If a training fails with a DataError, such as a loss that is not finite, the other experiments
@@ -262,9 +262,9 @@ def _search(
 
 
 def _is_over(search: Search, since: float) -> bool:
-    """Returns whether the search has reached its time limit. After that, no further trial begins.
+    """Returns whether the search has reached its time limit, after which no further trial begins.
 
-    Logs a message in this case.
+    If so, logs a message.
     """
     over = search.timeout is not None and monotonic() - since >= search.timeout
     if over:

@@ -88,7 +88,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def _features(context: RunContext, lists: Manifest) -> dict[str, Callable[[], LakeTable]]:
-    """Returns functions that open the tables of features with which the lists were made, by table name."""
+    """Maps the names of the feature tables from which lists were made to functions that open the tables."""
     version = str(lists.facts["workflow_version"])
     tables = (
         ("users", context.lake.users(version), USER_KEY),
@@ -98,7 +98,7 @@ def _features(context: RunContext, lists: Manifest) -> dict[str, Callable[[], La
 
 
 def _titles(context: RunContext) -> LakeTable:
-    """Opens the table of items' titles of the run date.
+    """Opens the run date's table with the titles of items.
 
     Raises:
         DataError: the run date has no such table.
@@ -110,7 +110,7 @@ def _raw_users(context: RunContext) -> RawUsers:
     """Opens the raw table of users of the run date.
 
     Raises:
-        DataError: it has no files.
+        DataError: the table has no files.
     """
     config, dt = context.config, context.run_date
     if config.users is None or config.keys is None:

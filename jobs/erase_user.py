@@ -73,8 +73,8 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     """Erases users, or reports what would be removed.
 
     Args:
-        context: the context of the run. From now on, jobs leave out the users' rows of the run date, of
-            earlier days, and of all days that the lake has read.
+        context: the context of the run. Its run date decides which rows later jobs leave out: the users' rows
+            of this date, of earlier days, and of all days that the lake has read.
         ids: the ids of the users, as in the log.
         dry_run: whether the function only reports, without changing files.
 
@@ -172,7 +172,10 @@ def _require_none(left: ErasurePlan) -> None:
 def _remains(
     context: RunContext, plan: ErasurePlan, before: Mapping[str, Sequence[Any]]
 ) -> dict[str, Sequence[Any]]:
-    """Returns the data that still contain the users, including the data that a killed attempt listed."""
+    """Returns the data that still contain the users.
+
+    Keeps what an earlier, interrupted attempt has recorded.
+    """
     now: dict[str, Sequence[Any]] = {
         "raw_files": raw_files(context.config, plan),
         "models": models_with_users(saved_models(context.lake), plan),

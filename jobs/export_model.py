@@ -49,7 +49,8 @@ def run(
 
     Raises:
         ConfigError: without `triton`: the folder exists, `online` is set, or there is no C++ compiler for
-            compiled programs. With `triton`: `formats` or `compiled` is set, or see `add_to_repository`.
+            compiled programs. With `triton`: `formats` or `compiled` is set, or `add_to_repository` raises
+            it.
         DataError: there is no champion.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """

@@ -60,7 +60,7 @@ def build_of_run(context: RunContext) -> JobSummary:
 
 
 def workflows_of_run(context: RunContext) -> tuple[str | None, str | None]:
-    """Returns two workflow versions: of the champion before the run date, and of a served experiment.
+    """Returns the workflow versions of the champion before the run date and of the served experiment.
 
     The first version is None if there is no champion, or if a retraining must fit a new workflow. The second
     version is None if no experiment is served.

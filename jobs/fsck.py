@@ -40,7 +40,7 @@ DESCRIPTION = (
 )
 _PROGRESS_S = 10.0
 
-# The folders of dated files of a model, with their formats.
+# The folders of a model that have one JSON file per date, with the format and parser of these files.
 _DATED: dict[str, tuple[Format, Callable[[dict[str, Any]], object]]] = {
     PROMOTIONS: (format_versions.PROMOTION, parse_decision),
     OVERRIDES: (format_versions.INTERVENTION, parse_overrides),
@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Progress:
-    """Writes the counts to standard error every ten seconds."""
+    """Writes the number of compared files to standard error every ten seconds."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

@@ -29,7 +29,7 @@ _HEADER_BYTES = 16 * 1024
 _IDLE_S = 5  # maximum seconds between two requests of a connection
 _STOP_S = 30  # maximum seconds to complete requests after a signal
 _SLOW_HEAD, _SLOW_READER, _TOO_MANY = "slow_head", "slow_reader", "too_many"
-_NO_ROUTE = "other"  # the label's value for paths without a route, so that clients cannot add values
+_NO_ROUTE = "other"  # label in the metrics for all paths without a route, so that clients cannot add labels
 _JSON = "application/json"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Pages of this server must not load from other servers, run scripts, or be shown in frames of other pages.
@@ -126,8 +126,8 @@ class Route:
         answer: returns the answer, or raises RefusedError.
         method: GET (then HEAD is allowed too) or POST.
         is_public: whether requests need no token.
-        is_work: whether `answer` runs in a thread. Such requests count for the limit `requests`. Otherwise
-            `answer` must be fast, because it runs in the event loop of all connections.
+        is_work: whether `answer` runs in a thread. Such requests count towards the limit `requests`.
+            Otherwise `answer` must be fast, because it runs in the event loop of all connections.
     """
 
     path: str
@@ -245,8 +245,8 @@ class HttpApplication:
             raise RefusedError(431, f"headers may have {_HEADER_BYTES:,} bytes", {"connection": "close"})
         # A connection with an unread body cannot be used for another request.
         close = {"connection": "close"}
-        # A proxy in front of this server may use the header that this server would ignore. Then a client
-        # could hide a second request in the body of the first request.
+        # If a request has both headers, this server would ignore one of them, and a proxy in front of it the
+        # other one. Then a client could hide a second request in the body of the first request.
         if b"content-length" in headers and b"transfer-encoding" in headers:
             raise RefusedError(400, "send Content-Length or Transfer-Encoding, but not both", close)
         if route is None or not route.is_public:

@@ -38,10 +38,10 @@ _COMMENTS: Mapping[str, str] = {
     "`missing: serve` they are.",
     "keys": "The columns that identify a user and an item.",
     "history": "The items that the user of a row chose before (column `history`), the most recent one first.",
-    "last_values": "Numbers of events that describe the item, such as its price. A row has the last values "
-    "of earlier days (columns last_...), because those of tomorrow's events are not known.",
-    "negatives": "The log has only rows that users chose. For each of them, rows of items that the user "
-    "did not choose are added with label 0, to measure the model. train.negatives draws other items for "
+    "last_values": "Values that describe the item and change over time, such as its price. A row has the "
+    "last values of earlier days (columns last_...), because the values in tomorrow's events are not known.",
+    "negatives": "The log has only rows of items that users chose. For each row, rows of items that the "
+    "user did not choose are added with label 0, to measure the model. train.negatives draws other items for "
     "training.",
     "features": "Groups of columns: the kind of their features, and the operators (docs/operators) in order.",
     "scopes": "Which features depend only on the user, only on the item, or only on the context of a row.",

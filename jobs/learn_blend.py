@@ -30,10 +30,10 @@ log = logging.getLogger("nightrank.learn_blend")
 
 
 def run(context: RunContext) -> JobSummary:
-    """Measures the contenders on validation clicks, and finally records the best one for the run date.
+    """Measures the champion, the sources and the blend on validation clicks, and records the best of them.
 
     If the inputs have not changed since the blend of the run date was recorded, the function does nothing.
-    Without validation clicks, the record says that the model alone ranks.
+    Without validation clicks, the record says that the model alone ranks the lists.
     """
     lake, config = context.lake, context.config
     require(config, "keys")

@@ -1,9 +1,9 @@
 """Compares the lists of a date with later clicks: hit rate, NDCG, coverage, and recall of the candidates.
 
-Lists of the most popular items are measured in the same way. For a generated log, lists by the true
-probabilities are also measured. They are the best possible lists. Users without a row in the train split are
-measured separately, because the model has not been trained on their clicks. Users and items that are new to
-the model that made the lists are also measured separately.
+Lists of the most popular items are measured in the same way. For a generated log, the best possible lists are
+also measured. They follow from the true probabilities. Users without a row in the train split are measured
+separately, because the model has not been trained on their clicks. Users and items that are new to the model
+that made the lists are also measured separately.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ DESCRIPTION = (
     "Compares the lists of a date with later clicks: hit rate, NDCG and coverage of the lists and of the "
     "most popular items, and the recall of the candidates. Users without a row in the train split are "
     "measured separately, because the model was not trained on their rows. For a log of "
-    "generate_clicks, the job also measures the best possible lists, by the true probabilities."
+    "generate_clicks, the job also measures the best possible lists, which follow from the true "
+    "probabilities."
 )
 
 log = logging.getLogger("nightrank.measure")
@@ -143,9 +144,9 @@ def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train:
     """Returns all kinds of lists that are compared: the columns kind, user_key, position and item_key.
 
     The kinds are the published lists (PUBLISHED), lists of the most popular items (POPULAR) and, for a
-    generated log, lists by the true probabilities (scoring.evaluation.list_facts). The lists by the true
-    probabilities are expensive, so they are made only for the users in `clicked`. The lists of other users
-    cannot be compared with clicks.
+    generated log, the best possible lists (scoring.evaluation.list_facts). The best possible lists take long
+    to compute, so they are made only for the users in `clicked`. The lists of other users cannot be compared
+    with clicks.
     """
     k = published.facts["k"]
     items, excluding = candidates_of(context, dataset, published)

@@ -37,7 +37,7 @@ def run(context: RunContext) -> JobSummary:
     copy_tables_of_run(context, plan_of(config), [run_date])
     with context.phase("raw log"):
         raw_log = find_raw(config, config.log, run_date, context.recorder)
-    if raw_log is not None:  # before that, other tables may be missing too
+    if raw_log is not None:  # before the log arrives, other tables may be missing too
         check_tables(config, run_date, context.recorder)
     ordinary, retraining = (RunPlan(config, run_date, retrain) for retrain in (False, True))
     lists = context.lake.recommendations if config.keys else context.lake.scores

@@ -126,7 +126,7 @@ def _delete_once(lake: LakePaths, item: Item, grace_hours: float) -> None:
 
 
 def _is_replaced(item: Item) -> bool:
-    """Returns whether a job has published a date of a table since the plan."""
+    """Returns whether a job has published this date of a table since the plan was made."""
     if item.partition is None:
         return False
     files, inner = file_io.filesystem(item.partition.file(MANIFEST_NAME))
@@ -155,7 +155,7 @@ def _text(limits: Limits, items: Sequence[Item], dry_run: bool) -> str:
     groups = [(kind, list(group)) for kind, group in groupby(items, key=lambda item: item.kind)]
     rows = [(kind, group, sum(item.bytes for item in group)) for kind, group in [*groups, ("total", items)]]
     cells = [[kind, f"{len(some):,}", f"{_files(some):,}", f"{size:,}"] for kind, some, size in rows]
-    end = "\nNothing was changed: to delete it, add --delete." if dry_run else ""
+    end = "\nNothing was changed: to delete these data, add --delete." if dry_run else ""
     return f"{head}This {verb}:\n{text_table(_HEADERS, cells, right=(1, 2, 3))}{_text_of_kept(items)}{end}"
 
 
@@ -340,7 +340,7 @@ def _partition(
     return Item(table.split("/")[0], dt, (*manifest, *old), (), partition)
 
 
-# Defines items, which prune deletes as a unit, and the limits of dates and ages.
+# Defines items, each of which prune deletes as a unit, and the limits for dates and ages.
 
 _DAY_S = 24 * 3600
 
@@ -350,7 +350,7 @@ class Item:
     """An item: the files of one date of a table, of one version, or of some attempts, deleted together.
 
     Attributes:
-        kind: the name of a row in the table for a terminal, such as `features`.
+        kind: the row that counts the item in the table that prune prints, such as `features`.
         name: the date, version or folder.
         files: the files, in the order of their deletion. If prune is killed, the next prune deletes the rest.
         folders: folders below the root of the lake that are deleted if they are then empty.
@@ -411,7 +411,7 @@ class Limits:
         return cls(run_date, first, old, expired, grace_hours > 0)
 
     def are_old(self, files: Iterable[LakeFile]) -> bool:
-        """Returns whether no job can still be writing these files."""
+        """Returns whether these files are so old that no job can still be writing them."""
         return all(file.modified < self.old for file in files)
 
 
@@ -431,7 +431,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], limits: Limits) -> list[Item]:
-    """Returns the items of the model versions that no run needs, without those of running trainings.
+    """Returns the items of model versions that no run needs and that no training is still writing.
 
     Checkpoints come first. They are deleted with the model only if the model has a model.json. Without this
     file, a training may continue from the checkpoints. If model.json is deleted, the files of weights stay
@@ -542,7 +542,7 @@ def old_checkpoints(
 
 
 def old_attempts(files: Iterable[LakeFile], limits: Limits) -> list[Item]:
-    """Returns the items of the records, logs, event logs, reports and leases of attempts.
+    """Returns the items of what attempts leave behind: run records, logs, event logs, reports and leases.
 
     An item belongs to a date if its name, or the name of its folder, contains the date. Otherwise the time of
     the last change decides whether the item is deleted.

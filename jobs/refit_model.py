@@ -19,10 +19,9 @@ from training.registry.training_leftovers import delete_training_leftovers
 from training.registry.versions import set_aliases
 
 DESCRIPTION = (
-    "Trains the model that the gate promoted on the run date again, on the rows of the train, validation "
-    "and test splits (train.refit). The resulting model, the refit, makes the lists in place of the "
-    "promoted model. If no "
-    "model was promoted on the run date, the job does nothing."
+    "Takes the model that the gate promoted on the run date, and trains it again on the rows of the train, "
+    "validation and test splits (train.refit). The resulting model, the refit, makes the lists in place of "
+    "the promoted model. If no model was promoted on the run date, the job does nothing."
 )
 
 log = logging.getLogger("nightrank.refit_model")

@@ -316,7 +316,7 @@ def _separated(jvm: Any) -> Callable[[str], None]:
     joined = _are_one_file(jvm.java.lang.ProcessHandle.current().pid())
 
     def write(line: str) -> None:
-        # If both streams are the same file, the copying thread may have written part of a log line.
+        # If both streams are the same file, a part of a log line may precede the summary, so end this line.
         stream.write(bytearray(f"\n{line}\n" if joined else f"{line}\n", "utf-8"))
 
     return write
@@ -438,7 +438,7 @@ class SharedSession:
 
 @dataclass
 class _Borrowed(OwnSession):
-    """The use of a shared session by one job."""
+    """Lets one job use a shared session."""
 
     shared: SharedSession = field(default_factory=SharedSession)
 

@@ -153,7 +153,10 @@ def run(context: RunContext) -> JobSummary:
 def _score_kind(
     context: RunContext, variants: Sequence[VariantLists], blend: BlendRecord | None
 ) -> ScoreKind:
-    """Returns the kind of the scores of all lists. The scores of a blend only order the items of a user."""
+    """Returns the kind of the lists' scores.
+
+    Scores of a blend, or of models whose scores have different kinds, only order the items of a user.
+    """
     kinds = {variant.model.score_kind(context.config) for variant in variants}
     ranked_by_model = blend is None or blend.chosen == "model"
     return kinds.pop() if ranked_by_model and len(kinds) == 1 else "ranking"
@@ -273,14 +276,14 @@ def candidate_users(
     variant: VariantLists | None = None,
     experiment: ServingExperiment | None = None,
 ) -> Rows:
-    """Returns the rows of users with their candidates. A frame has enough Spark partitions for all cores.
+    """Returns the rows of the users, joined with their candidates.
 
-    The rows are read from the files that the two manifests name, even if the tables are replaced at the same
-    time.
+    A frame has enough Spark partitions for all cores. The rows are read from the files that the two manifests
+    name, even if the tables are replaced at the same time.
 
     Args:
         context: the context of the run.
-        dataset: the dataset of the run date. `candidates` has the same workflow version.
+        dataset: the dataset of the run date; `candidates` was built with its workflow version.
         users, candidates: the manifests of the two tables.
         variant: the variant whose users are returned, with the features of its workflow.
         experiment: assigns users to variants. If it is None, all users are returned.

@@ -232,7 +232,7 @@ _FORMATS = (
 
 
 def _of_split(content: Any, columns: Sequence[str]) -> Mapping[str, list[Any]]:
-    """Returns the values of each column of the model in the content of `dataframe_split`."""
+    """Returns the values of the model's columns in a `dataframe_split` object."""
     if not isinstance(content, dict) or not content.keys() <= {"columns", "index", "data"}:
         raise DataError(f"{_SPLIT} is not an object with columns and data", _FORMATS)
     names, rows = content.get("columns"), _checked_rows(content.get("data"))
@@ -248,7 +248,7 @@ def _of_split(content: Any, columns: Sequence[str]) -> Mapping[str, list[Any]]:
 
 
 def _of_records(content: Any, columns: Sequence[str]) -> Mapping[str, list[Any]]:
-    """Returns the values of each column of the model in the content of `dataframe_records`."""
+    """Returns the values of the model's columns in a `dataframe_records` list."""
     for index, row in enumerate(_checked_rows(content)):
         if not isinstance(row, dict):
             raise DataError(f"row {index} of {_RECORDS} is not an object", _FORMATS)
@@ -341,7 +341,7 @@ def read_token(path: str) -> str:
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Returns the settings of TLS 1.2 or newer; None without these files.
+    """Returns the settings of TLS 1.2 or newer; None if no certificate and no key are given.
 
     Raises:
         ConfigError: only one file is given, or the files are not a certificate with its key.

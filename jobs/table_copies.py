@@ -23,8 +23,8 @@ def copy_tables_of_run(context: RunContext, plan: FeaturePlan, days: Sequence[st
             reads.
 
     Raises:
-        ConfigError: the session cannot open a table, or the declared type of a column cannot represent its
-            type in the table.
+        ConfigError: the session cannot open a table, or the type of a column in the table does not fit its
+            declared type.
         DataError: a table lacks a column, or has a column whose type cannot be read.
     """
     if not copied_tables(plan):

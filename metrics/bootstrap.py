@@ -1,8 +1,9 @@
-"""Confidence interval of the difference between two models: a bootstrap over users of distributed rows.
+"""Confidence interval of the difference between two models, by a bootstrap over users.
 
-Each replicate draws a weight from Poisson(1) for every user. This approximates drawing users with replacement
-(N. Chamandy et al., Estimating Uncertainty for Massive Data Streams, Google 2012). All rows of a user have
-the same weight, because the clicks of one user are not independent.
+The rows may be distributed over several tasks. Each replicate draws a weight from Poisson(1) for every user.
+This approximates drawing users with replacement (N. Chamandy et al., Estimating Uncertainty for Massive Data
+Streams, Google 2012). All rows of a user have the same weight, because the clicks of one user are not
+independent.
 
 A weight is computed from the seed, the index of the replicate and the user's hash. So both models use the
 same resamples, although their rows are in different frames and in different ranges of scores (see below). The
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 from conf.compiled import open_library
 
 SUMS = ("positives", "negatives", "doubled_wins", "loss_units")
-_DRAWS_A_HASH = 4  # 16 bits each: the probability of a Poisson weight is accurate to 1/65,536
+_DRAWS_A_HASH = 4  # each draw uses 16 bits, so probabilities of Poisson weights are accurate to 1/65,536
 _USABLE_SHARE = 0.9
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

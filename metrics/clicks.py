@@ -1,4 +1,4 @@
-"""AUC, average precision, log loss and normalised entropy, also from the sums of several processes.
+"""AUC, average precision, log loss and normalised entropy, of one array or of sums from several processes.
 
 scoring/evaluation/prediction_quality.py computes the AUC and the log loss of evaluate_model.
 """
@@ -239,7 +239,7 @@ def sum_range(counts: ScoreCounts) -> RangeSums:
 
 
 def sum_deciles(counts: ScoreCounts, rows_below: int, rows: int) -> NDArray[np.float64]:
-    """Returns the sums of the rows of one range in each decile of the scores of all rows.
+    """Divides all rows into deciles by score, and sums the rows of one range in each decile.
 
     The result has the shape (10, 3). For each of the ten deciles, it contains the number of rows, the number
     of clicks, and the sum of the probabilities. Only rows of the range count. Rows with equal scores are all

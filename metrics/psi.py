@@ -70,7 +70,7 @@ def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
     `train` and `day` are the numbers of cells of each bin in the training window and on the day. A term is at
     least 0. It is 0 if the bin is empty both in the training window and on the day. The share of a bin is
     (count + 1/2) / (cells + b/2). Here count is the number of cells in the bin, and cells is the sum of all
-    counts. The number of bins that have a cell in the training window or on the day is b.
+    counts. And b is the number of bins that have a cell in the training window or on the day.
 
     Raises:
         ValueError: the lengths differ, or the training window or the day has no cell.

@@ -1,9 +1,10 @@
-"""Measures of ranked lists, such as NDCG@k: of groups of rows (the ads of one display), or of lists of items.
+"""Measures of ranked lists, such as NDCG@k.
 
-In a group of rows, rows are ranked by descending score. Ties are broken to the disadvantage of the model:
-among rows with equal scores, rows without a click come first. So a model with a constant score gets the
-lowest possible value. A measure does not depend on the order of rows or on the number of processes. Groups
-without a click are left out of the mean over groups, because every ranking of their rows is equally good.
+A list is a group of rows, such as the ads of one display, or a list of items. In a group of rows, rows are
+ranked by descending score. Ties are broken to the disadvantage of the model: among rows with equal scores,
+rows without a click come first. So a model with a constant score gets the lowest possible value. A measure
+does not depend on the order of rows or on the number of processes. Groups without a click are left out of the
+mean over groups, because every ranking of their rows is equally good.
 
 A list of items is compared with the relevant items of its user. The list need not contain these items.
 """
@@ -39,7 +40,7 @@ class Hits(NamedTuple):
     clicks: NDArray[np.int64]
 
     def sums(self, values: Vector) -> Vector:
-        """Returns the sum of one value per entry over each list: (G,)."""
+        """Adds up `values`, which has one value per entry, over the entries of each list: (G,)."""
         return np.bincount(self.group, weights=values, minlength=len(self.clicks)).astype(np.float64)
 
 
@@ -89,7 +90,7 @@ def normalized_gains(hits: Hits, k: int) -> Vector:
 
 
 def reciprocal_ranks(hits: Hits, k: int) -> Vector:
-    """Returns 1 / (position of the first relevant entry) of each list, (G,); 0 if it is after position k.
+    """Returns 1 / (position of the first relevant entry) of each list, (G,); 0 if the first k have none.
 
     This is RecBole's class MRR.
     """
@@ -190,12 +191,12 @@ class IdLists(NamedTuple):
 
     @property
     def owner(self) -> NDArray[np.int64]:
-        """Returns the index of the list of each id: (N,)."""
+        """Returns, for each id, the index of its list: (N,)."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @property
     def position(self) -> NDArray[np.int64]:
-        """Returns the position of each id in its list, from 1: (N,)."""
+        """Returns, for each id, its position in its list, from 1: (N,)."""
         starts = np.cumsum(self.lengths) - self.lengths
         return np.arange(len(self.ids)) - np.repeat(starts, self.lengths) + 1
 

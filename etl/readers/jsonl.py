@@ -7,8 +7,9 @@ once, by these rules:
 * `source` of a column is a path: `a.b` is the field `b` of the object in the field `a`.
 * A field that a line lacks is null, and so is a JSON null. This also holds for a column that is not
   `optional`.
-* A string is converted like a field of a text file, with `null_values`. A number is converted like its text,
-  so the string "5" and the number 5 are equal. The text of a number is its shortest notation: 1.50 is 1.5.
+* A string is converted like a field of a text file; the setting `null_values` applies. A number is converted
+  like its text, so the string "5" and the number 5 are equal. The text of a number is its shortest notation:
+  1.50 is 1.5.
 * true and false become 1 and 0 in columns of numbers, and the texts `true` and `false` in columns of texts.
 * An array fits only the types list<int> and list<string>. Null elements of an array are dropped. A row with
   an object, or with an array in another column, is rejected with the reason `json:<column>`.
@@ -56,7 +57,8 @@ class JsonLinesReader(TableReader):
         """Looks for the columns in the first lines of the files (1 MiB of each), until all are found.
 
         Raises:
-            DataError: no line is a JSON object, or no line has a column that is not optional.
+            DataError: the first lines of a file contain no JSON object, or a column that is not optional is
+                in none of the lines read.
         """
         missing = {column.source_name for column in table.columns if not column.optional}
         present: list[str] = []
@@ -120,7 +122,7 @@ class JsonLinesReader(TableReader):
                 encoded = pa.DictionaryArray.from_arrays(
                     encoded.indices.take(pa.array(rows)), encoded.dictionary
                 )
-            # the values of such a column are not returned; only rows with objects and arrays are rejected
+            # do not return this column, but reject the rows where it has an object or an array
             if column.type == "string" and column.name not in wanted:
                 _reject(malformed, encoded, column)
                 continue
@@ -136,7 +138,7 @@ class JsonLinesReader(TableReader):
                 columns[column.name] = values.take(encoded.indices)
                 continue
             if column.type == "string" and not (_first_bytes(encoded.dictionary) == _QUOTE).any():
-                # The texts of a dictionary are distinct.
+                # No text loses quotes, so the values are as distinct as the texts.
                 columns[column.name] = without_null_values(encoded.indices, values)
             else:
                 columns[column.name] = _distinct(encoded.indices, values)
@@ -155,7 +157,7 @@ class JsonLinesReader(TableReader):
 
 
 def _scan(block: bytes | memoryview, names: Sequence[str]) -> ScannedJson:
-    """Returns the texts of the JSON values of some fields in the lines of a block."""
+    """Finds the fields `names` in the lines of a block, and returns their values as JSON texts."""
 
     def read_lines(text: bytes | memoryview) -> tuple[np.ndarray, list[pa.Array], dict[int, str]]:
         lines, broken = _lines_of(text)
@@ -184,7 +186,7 @@ def _distinct(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
     """Returns a dictionary array whose dictionary has each value once, and no null.
 
     Args:
-        indices: (n,) int32: the index among `values` of each row, or null.
+        indices: (n,) int32: for each row, the index of its value in `values`, or null.
         values: the typed values. Different texts may have the same value.
     """
     encoded = values.dictionary_encode()
@@ -197,8 +199,8 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
     """Converts n texts of JSON values to the type of a column.
 
     Args:
-        tokens: (n,) strings: texts of JSON values, or null. A JSON string may have no quotes around it if its
-            text is not the text of another JSON value.
+        tokens: (n,) strings: texts of JSON values, or null. A JSON string may lack its quotes, unless it
+            would then read like another JSON value, such as 5 or true.
         column: name, type, time format and separator of elements.
         table: the table, with its texts for null and its time zone.
 
@@ -216,7 +218,7 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
         texts = _unquoted(texts, first == _QUOTE)
     if column.type in NUMBER_TYPES:
         if table.decimal_separator != POINT:
-            # Numbers of JSON always have decimal points.
+            # JSON numbers never have a decimal comma, so only texts with a comma are converted.
             has_comma = pc.fill_null(pc.match_substring(texts, ","), False)
             texts = pc.if_else(has_comma, with_decimal_points(texts), texts)
         is_plain = pa.array(first != _QUOTE)
@@ -301,9 +303,10 @@ def _split(block: bytes | memoryview) -> pa.Array:
 
 
 def _tokens(lines: pa.Array, names: Sequence[str]) -> tuple[np.ndarray, list[pa.Array]]:
-    """Returns which of n lines are JSON objects, (n,) bool, and the texts of the JSON values of some fields.
+    """Finds the fields `names` in n lines.
 
-    For each name, there is an array of n strings. A text is null if the line lacks the field.
+    Returns whether each line is a JSON object, (n,) bool, and an array of n strings for each field: the
+    values as JSON texts. A text is null if the line lacks the field.
     """
     pointers = ", ".join(_literal(_pointer(name)) for name in names)
     values = "".join(f", found[{index}]::VARCHAR AS c{index}" for index in range(1, len(names) + 1))

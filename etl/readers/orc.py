@@ -28,7 +28,7 @@ class _File:
         path: the path of the file.
         bytes: size of the content.
         stripes: number of stripes.
-        names: the table's columns that the file has, by their names in the file.
+        names: those columns of the table that the file has, under their names in the file.
     """
 
     path: str
@@ -55,7 +55,7 @@ class OrcReader(TableReader):
 
         Raises:
             DataError: a file is damaged, lacks a column, or has a column of a type that cannot be read.
-            ConfigError: a column has a type that its declared type cannot hold.
+            ConfigError: the type of a column in the file does not fit its declared type.
         """
         files = [file for path in paths if (file := _read_footer(path, table, event_time)) is not None]
         if not files:
@@ -78,7 +78,8 @@ class OrcReader(TableReader):
         """Yields the rows of the stripes as one block.
 
         Raises:
-            DataError: the file is damaged, or a value in a column of texts has no exact text.
+            DataError: the file is damaged, or a value in a column declared as string cannot be converted to a
+                text exactly (see NoTextError).
         """
         file = next(one for one in self.files if one.path == file_split.path)
         rows = _read(file, range(file_split.start, file_split.end or 0), self.table.columns)
@@ -99,7 +100,7 @@ def _opened(path: str) -> Iterator[orc.ORCFile]:
 
 
 def _read_footer(path: str, table: RawTable, event_time: EventTime | None) -> _File | None:
-    """Returns the footer of a file, after its listed columns have been checked; None if the file is empty."""
+    """Checks the listed columns of a file, and returns its footer; None if the file is empty."""
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
         if source.size() == 0:
@@ -116,7 +117,7 @@ def _read_footer(path: str, table: RawTable, event_time: EventTime | None) -> _F
 
 
 def _read(file: _File, stripes: Sequence[int], columns: Sequence[Column]) -> pa.Table:
-    """Returns the rows of some stripes, with the stored columns among `columns`, in this order."""
+    """Returns the rows of some stripes, with those of `columns` that the file has, in their given order."""
     names = [column.source_name for column in columns if column.source_name in file.names]
     with _opened(file.path) as source:
         # ORC reads a dot in a name as access to a field of a struct. If a name has a dot, read all columns.

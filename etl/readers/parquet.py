@@ -83,7 +83,7 @@ class _File:
         path: the path of the file.
         columns: how the file stores each column of the table.
         group_rows: number of rows of each row group.
-        group_bytes: approximate number of bytes in memory of the listed columns, for each row group.
+        group_bytes: for each row group, about how many bytes the listed columns need in memory.
     """
 
     path: str
@@ -94,7 +94,7 @@ class _File:
 
 @dataclass(frozen=True)
 class ParquetReader(TableReader):
-    """Reads `parquet`, and the copies of tables of Spark's catalogue.
+    """Reads files of the format `parquet`, and copies of the tables in Spark's catalogue.
 
     Attributes:
         files: the footers of the files that are not empty.
@@ -112,7 +112,7 @@ class ParquetReader(TableReader):
 
         Raises:
             DataError: a file is damaged, lacks a column, or has a column of a type that cannot be read.
-            ConfigError: a column has a Parquet type that its declared type cannot hold.
+            ConfigError: the Parquet type of a column does not fit its declared type.
         """
         files = []
         same: dict[tuple[_StoredColumn, ...], tuple[_StoredColumn, ...]] = {}
@@ -155,7 +155,8 @@ class ParquetReader(TableReader):
         """Yields the rows of some row groups as one block, or of a large row group as several blocks.
 
         Raises:
-            DataError: the file is damaged, or a value in a column of texts has no exact text.
+            DataError: the file is damaged, or a value in a column declared as string cannot be converted to a
+                text exactly (see NoTextError).
         """
         file = next(one for one in self.files if one.path == file_split.path)
         first_row = sum(file.group_rows[: file_split.start])
@@ -268,7 +269,7 @@ class ParquetReader(TableReader):
         return row_texts(self._shown_columns(file, taken), len(taken))
 
     def _shown_columns(self, file: _File, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
-        """Returns the columns for the JSON of a row, with timestamps of 96 bits in Spark's format."""
+        """Returns the columns to show as JSON; 96-bit timestamps are texts in Spark's format."""
         shown = {}
         for column, stored in zip(self.table.columns, file.columns, strict=True):
             if not stored.is_stored:
@@ -286,9 +287,9 @@ def _read(
 ) -> Iterator[tuple[pa.Table, dict[str, _CountedValues]]]:
     """Yields the rows of a file split, with the columns `names` of the file.
 
-    With `counted`, columns whose pages this module can decode are not in the table. The second result
-    contains these columns, and the number of rows with each value. If `names` is empty, the table has one
-    column of nulls.
+    Each result is a table and a dict. If `counted` is set, columns whose pages this module can decode are not
+    in the table but in the dict, with the number of rows with each value. If no column remains for the table,
+    it has one column of nulls.
     """
     start, end = file_split.start, file_split.end
     groups = [start] if end is None else list(range(start, end))
@@ -298,7 +299,8 @@ def _read(
     if not names:
         yield pa.table({"": pa.nulls(count)}), {}
         return
-    with open_file(file.path) as source:  # copies of tables are in the lake, whose storage may be remote
+    # the file may be remote, because the lake contains the copies of tables
+    with open_file(file.path) as source:
         try:
             footer = parquet_metadata(source)
             paged = read_paged(source, footer, groups, names) if counted and end is not None else {}
@@ -356,7 +358,10 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
 
 
 def _counted(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray | pa.Array, np.ndarray | None]:
-    """Merges the dictionaries of a column of texts, and counts its values. Does not change other columns."""
+    """Merges the dictionaries of the chunks of a string column, and counts the rows with each value.
+
+    Returns other columns unchanged, with None as counts.
+    """
     if values.num_chunks < 2 or values.type != _TEXTS or not is_built():
         return values, None
     return merge_dictionaries(values.chunks)
@@ -410,13 +415,13 @@ def _group_bytes(footer: pq.FileMetaData, table: RawTable) -> tuple[int, ...]:
 # Reads columns whose pages are all dictionary-encoded, without Arrow.
 #
 # Such a column chunk has one page with its distinct values, and pages with the index of each row's value.
-# Arrow would create an array for each chunk. After that, the dictionaries must be merged, and the rows of
+# Arrow would create an array for each chunk. The dictionaries would then have to be merged, and the rows with
 # each value counted. The compiled library does all this in one pass over the pages (etl/native/pages.cpp).
 # Most columns of a log are stored in this way. Arrow reads all other columns: nested columns, and columns
 # with other kinds of pages.
 
 _CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "ZSTD": "zstd", "UNCOMPRESSED": None}
-# Fields of the header of a page, by the identifiers of parquet.thrift, and some of their values.
+# Fields of a page header, as identifiers from parquet.thrift, and some values of these fields.
 _TYPE, _BYTES = (1,), (2,)
 _DATA, _VALUES, _DATA_2 = 0, 2, 3
 _COUNT, _ENCODING = (
@@ -425,8 +430,8 @@ _COUNT, _ENCODING = (
 )
 _LEVEL_ENCODING, _LEVEL_BYTES, _IS_COMPRESSED = (5, 3), (8, 5), (8, 7)
 _PLAIN, _OLD_DICTIONARY, _RUNS, _DICTIONARY = 0, 2, 3, 8
-_LENGTH_BYTES = 4  # Size of the length that precedes the levels.
-_LEAST_BYTES = 4  # Smallest size of a number, and size of the length of a text.
+_LENGTH_BYTES = 4  # Bytes of the number before the definition levels, which is their size.
+_LEAST_BYTES = 4  # Fewest bytes of a stored value: a small number, or the length before a text.
 
 
 @dataclass(frozen=True)
@@ -486,7 +491,7 @@ def _kinds(footer: pq.FileMetaData, names: Sequence[str]) -> dict[int, pa.DataTy
 def _read_column(
     source: pa.NativeFile, footer: pq.FileMetaData, groups: Sequence[int], index: int, kind: pa.DataType
 ) -> PagedColumn | None:
-    """Returns a column of some row groups; None if a page has another encoding."""
+    """Returns a column of some row groups; None if this module cannot read one of its pages."""
     nullable = footer.schema.column(index).max_definition_level == 1
     chunks: list[list[_Page]] = []
     rows = 0
@@ -516,7 +521,7 @@ def _read_column(
 def _pages(data: memoryview, chunk: pq.ColumnChunkMetaData, nullable: bool) -> list[_Page] | None:
     """Returns the pages of a column chunk, beginning with the page of distinct values.
 
-    Returns None if a page has another encoding.
+    Returns None if this module cannot read one of them.
     """
     stored = [page for page in pages_of(data, chunk.path_in_schema) if page[0].get(_TYPE) in _COUNT]
     if not all(_is_read(header, index == 0, nullable) for index, (header, _) in enumerate(stored)):
@@ -542,7 +547,7 @@ def _page(header: Header, stored: memoryview, codec: str | None, nullable: bool)
     kind, count, size = header[_TYPE], header.get(_COUNT[header[_TYPE]], -1), header.get(_BYTES, -1)
     if min(count, size) < 0:
         return None
-    if kind == _DATA_2:  # the levels are not compressed
+    if kind == _DATA_2:  # in version 2 of data pages, the levels are not compressed
         length = header.get(_LEVEL_BYTES, 0)
         if not 0 <= length <= min(size, len(stored)):
             return None
@@ -574,8 +579,8 @@ COMPRESSED_BYTES, _CHECKSUM = (3,), (4,)
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
 
 
-# The integers in the header of a page and in its structs, by the identifiers of their fields: (5, 1) is the
-# field 1 of the struct in the field 5. True and false are 1 and 0.
+# The integers in a page header and in its structs. A key is a path of field identifiers: (5, 1) is field 1 of
+# the struct in field 5. True and false are 1 and 0.
 Header = dict[tuple[int, ...], int]
 
 
@@ -594,7 +599,7 @@ def verify_pages(
         source: the open file.
         footer: the footer of the file.
         groups: indices of row groups.
-        names: names of columns. The name of a nested column includes all its leaves.
+        names: names of columns. The name of a nested column selects all its leaves.
 
     Raises:
         WrongPageError: a page is damaged.

@@ -39,7 +39,7 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
     Raises:
         DataError: a file is damaged or lacks a column, or a row cannot be parsed. The message contains file,
             line and value.
-        ConfigError: a column is stored with a type that its declared type cannot hold.
+        ConfigError: the type of a column in the file does not fit its declared type.
     """
     rejected: Iterator[RejectedLine | None]
     settings = format_settings(table.format)
@@ -136,7 +136,7 @@ def _first_bad_row(reader: TableReader, file_split: FileSplit, id_column: str | 
 
 
 def first_reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:
-    """Returns the reason of each rejected line of a block, by the index of the line in the block.
+    """Maps the index of each rejected line in a block to the reason for which the line is rejected.
 
     Args:
         block: rows of a reader, before the rules for ids are applied.

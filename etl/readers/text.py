@@ -1,4 +1,4 @@
-"""Reads text: `tsv` and `displays` without a header, and `csv` with a header line and quotes by RFC 4180.
+"""Reads text formats: `tsv`, `displays` and `csv`. Only `csv` has a header line, and quotes as in RFC 4180.
 
 The compiled scanner (etl/native/scan.py) or a GPU (device/text_scan.py) finds the fields. This module checks
 types, once per distinct value.
@@ -25,7 +25,7 @@ from etl.readers.base import RawBlock, TableReader, map_in_threads
 
 _NEVER_MALFORMED = ("string", "list<string>")
 # Maximum number of bytes of displays that are converted to rows at once. The other fields of a line are
-# repeated for each item of the line, so the rows need many times the bytes of the displays.
+# repeated for each item of the line, so the rows are many times larger than the displays.
 _DISPLAY_BYTES = 2**20
 # A shown item: its id, and 1 if the user clicked it.
 _ITEM_AND_CLICK = r"^(.+)[-:_]([01])$"
@@ -39,8 +39,8 @@ class TextReader(TableReader):
         positions: for each column of the table, the index of its field in a line; None for an optional column
             that the files do not have.
         width: number of fields in a line.
-        of_files: maps the path of each csv file whose header differs from the first file's header to its
-            positions and width.
+        of_files: positions and width of each csv file whose header differs from that of the first file, by
+            path.
         scanner: finds the fields of a block.
     """
 
@@ -94,8 +94,8 @@ class TextReader(TableReader):
 
         Args:
             block: lines that end with LF. The last line may lack the LF.
-            wanted: the columns of texts and of lists of texts to return. Columns of other types are always
-                parsed, to check their values.
+            wanted: the columns to return, among those of the types string and list<string>. Columns of other
+                types are always parsed, to check their values.
             header: whether the first line is a header. A header is counted as a line, but not as a row or a
                 rejected line.
         """
@@ -165,7 +165,7 @@ class DisplayReader(TableReader):
     """Reads `displays`: a line has several shown items in its last field, and each of them is one row.
 
     The quarantine and messages contain the number of the row in the file, instead of the line's number. A
-    rejected row is stored as the line that a `tsv` file of these rows would have.
+    rejected row is stored as one line, as in a `tsv` file.
 
     Attributes:
         rows: reads the lines of the rows.
@@ -208,7 +208,7 @@ class DisplayReader(TableReader):
 def rows_of_displays(block: bytes | memoryview, separator: str) -> bytes:
     """Returns one line for each shown item of the displays: the other fields, the item, and the click.
 
-    A line without a separator, and an item without a click, keep their text. They have too few fields, so
+    A line without a separator and an item without a click are copied unchanged. They have too few fields, so
     they are rejected later.
 
     Args:
@@ -249,7 +249,7 @@ def without_first_line(block: RawBlock) -> RawBlock:
         columns.slice(first, len(block.row_lines))
         if isinstance(columns, DeviceColumns)
         else {name: array.slice(first) for name, array in columns.items()},
-        {},  # the scanner has also counted the values of the header
+        {},  # no counts, because the scanner's counts include the values of the header
         _without_first(block.broken, 1),
         _without_first(block.malformed, first, first),
         block.texts,

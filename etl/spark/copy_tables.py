@@ -58,8 +58,8 @@ from storage.publish import (
 
 log = logging.getLogger("nightrank.etl")
 
-_STATE = "state"  # Name of the manifest's fact that stores the result of `state_of`.
-_TABLE = "table"  # Name of the manifest's input that stores the digest of the copied rows.
+_STATE = "state"  # Key of the result of `state_of` in the `facts` of a copy's manifest.
+_TABLE = "table"  # Name of the manifest's input whose digest is that of the copied rows.
 # Without these settings, Spark would write timestamps of 96 bits, which do not record whether they have a
 # time zone. Spark would also refuse dates before 1582 and times before 1900.
 _EXACT = {
@@ -147,7 +147,7 @@ def _publish(
 
 
 def _content(spark: SparkSession, partition: Partition, published: Manifest) -> str | None:
-    """Returns the digest of the rows of a copy. Reads the copy if an erasure has changed it."""
+    """Returns the digest of a copy's rows. If an erasure has changed the copy, its rows are read for this."""
     if CONTENT in published.facts or not published.files:
         return published.facts.get(CONTENT)
     files = data_files(partition, published)
@@ -225,8 +225,8 @@ def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFr
         The rows; None if `{date}` is part of the table's name, and there is no table of this day.
 
     Raises:
-        ConfigError: the session cannot open the table, or the declared type of a column cannot hold the
-            values of the column's type in the table.
+        ConfigError: the session cannot open the table, or the type of a column in the table does not fit its
+            declared type.
         DataError: the table lacks a column, or has a column of a type that cannot be read.
     """
     parts, conditions = split_table_path(table.path)
@@ -287,7 +287,7 @@ def content_of(rows: DataFrame) -> str:
     parts: list[Column] = []
     for name in names:
         value = F.col(_quoted(name))
-        parts += [value, value.isNull()]  # the hash of a row does not include nulls
+        parts += [value, value.isNull()]  # xxhash64 skips nulls, so it also gets a flag for null
         if isinstance(rows.schema[name].dataType, T.ArrayType):
             parts.append(F.size(value))
     hashes = [F.xxhash64(F.lit(seed), *parts).cast(T.DecimalType(38, 0)) for seed in (1, 2)]
@@ -326,7 +326,7 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
 
 
 def _named(parts: Sequence[str], dt: str) -> list[str]:
-    """Returns the parts of a table's name with the digits of the date for `{date}`.
+    """Replaces `{date}` by the digits of the date in each part of a table's name.
 
     The hyphens of the date are removed, because Spark accepts hyphens only in quoted names.
     """
@@ -393,7 +393,7 @@ def _arrow_type(rows: DataFrame, column: str, table: str) -> pa.DataType:
 
 
 def _storable(rows: DataFrame, name: str) -> Column:
-    """Returns a column, converted to text if Spark's type is null, which Parquet files cannot store."""
+    """Returns a column. Spark's type null becomes text, because Parquet files cannot store it."""
     value = F.col(_quoted(name))
     if isinstance(rows.schema[name].dataType, T.NullType):
         value = value.cast("string").alias(name)
@@ -401,9 +401,9 @@ def _storable(rows: DataFrame, name: str) -> Column:
 
 
 def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, key: str) -> Column:
-    """Returns the condition that a column has the value `value`, which the table's path contains.
+    """Returns the condition of `column=value` in a table's path: the column has this value.
 
-    If the column has times, the condition is that a time is on the day `value`.
+    In a column of times, `value` is a day, and the condition selects all times of this day.
     """
     if name not in rows.columns:
         raise ConfigError(
@@ -435,7 +435,7 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
 
 
 def _state_of_leaf(leaf: Any) -> str | None:
-    """Returns a text that identifies the state of one source in Spark's plan, apart from the source's files.
+    """Returns a text that identifies what the files of a source in Spark's plan do not show about its state.
 
     The text is empty if the files alone identify the state. Returns None if the state is unknown.
     """
@@ -455,7 +455,7 @@ def _state_of_leaf(leaf: Any) -> str | None:
 
 
 def _state_of_delta(location: Any) -> str | None:
-    """Returns the version of the table if it is a Delta table with deletion vectors.
+    """Returns the version of a Delta table with deletion vectors as text.
 
     Deletion vectors change the rows of a table without changing its data files. For other tables, the text is
     empty.

@@ -89,7 +89,8 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
     if earlier is not None:
         result = result.join(earlier.select(USER_KEY, F.col(CLICKS).alias(_EARLIER)), USER_KEY, "left")
         older = F.coalesce(_EARLIER, F.array().cast(ARRAY))
-        if EVENT_TIME in rows.columns:  # the time of a row may precede the day of its partition
+        # a row may have a time before the day of its partition, and so before some earlier clicks
+        if EVENT_TIME in rows.columns:
             older = F.filter(older, lambda click: click["time"] < F.col(EVENT_TIME))
         clicks = F.concat(older.getField("item") if history.ages is None else older, clicks)
     clicks = F.reverse(_last(clicks, history.length))
@@ -238,7 +239,7 @@ log = logging.getLogger("nightrank.etl")
 
 
 class FramePasses(PreparedPasses):
-    """The passes over days whose rows Spark prepares."""
+    """Prepares the rows of days with Spark frames, and writes the feature partitions."""
 
     def __init__(self, workers: Workers, plan: FeaturePlan, lake: LakePaths) -> None:
         self._earlier: LastClicks | None = clicks_before(workers, plan, lake)
@@ -357,8 +358,8 @@ class FramePasses(PreparedPasses):
 # Prepares the good rows of a day as a Spark frame: splits, histories, negatives, positions, attributes, last
 # values.
 #
-# etl/prepare/task_passes.py does the same in tasks of one machine, with the same results. On a cluster, Spark
-# and its accelerator compute the joins and windows.
+# etl/prepare/task_passes.py computes the same rows in tasks on one machine, without Spark frames. On a
+# cluster, Spark and its accelerator compute the joins and windows.
 
 
 def prepare_frame(
@@ -468,7 +469,8 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
     )
     marked = rows.withColumns({column: F.lit(None).cast("bigint"), _IS_ROW: F.lit(1)})
     both = marked.unionByName(shown, allowMissingColumns=True)
-    # At equal times, impressions come before rows, and the smallest position comes last.
+    # At equal times, impressions come before rows, and smaller positions come later. So F.last takes the
+    # smallest position.
     in_order = Window.partitionBy(USER_KEY, ITEM_KEY).orderBy(EVENT_TIME, _IS_ROW, F.desc(column))
     until_now = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     last = both.withColumn(column, F.last(column, ignorenulls=True).over(until_now))
@@ -478,7 +480,7 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
 def _is_valid(settings: Impressions) -> Column:
     """Returns the condition that an impression has all fields that the join needs.
 
-    A row that reports an unreadable file is also invalid.
+    Rows that only report an unreadable file do not meet it either.
     """
     names = [USER_KEY, ITEM_KEY, _POSITION, *([EVENT_TIME] if settings.time else [])]
     return reduce(and_, (F.col(name).isNotNull() for name in names))

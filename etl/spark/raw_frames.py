@@ -42,7 +42,7 @@ def ordered_rows(
     """Returns the good rows of a day's log as a lazy frame.
 
     The columns are row_id, label, `columns` and, if the configuration has them, keys, event_time and weight.
-    Here row_ids are in the order of the lines of the log, but they are not the indices of the lines.
+    The row_ids ascend in the order of the lines, but they are not line numbers.
 
     Args:
         workers, plan, raw: the workers, the plan of the run, and the files of the day.
@@ -123,7 +123,7 @@ def read_attributes(
     if checked is None:
         raise ValueError("internal error, please report: an aggregation has no row")
     if checked["rejected"] or checked["keys"] != checked["rows"]:
-        # This function raises an error that contains file and line.
+        # This call raises an error that names file and line.
         read_attribute_table(config, table, key, section, dt, id_column)
         raise ValueError(f"internal error, please report: {section} has invalid rows in Spark only")
     return rows.drop(_REJECTED)
@@ -138,7 +138,7 @@ def _read_split(
 ) -> Iterator[pa.RecordBatch]:
     """Runs one task: reads one file split.
 
-    If rows of a block are rejected, the task yields one more row, which has their number.
+    If rows of a block are rejected, the task yields one more row, with the number of the rejected rows.
     """
     names = schema.names[1:]
     for block in reader.blocks(splits[index], names):

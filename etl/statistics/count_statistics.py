@@ -3,10 +3,10 @@
 Normally, one task merges the counts of a column. If a column or a vocabulary has very many values, they are
 divided into hash buckets, and one task processes each bucket.
 
-For a fit, the task of a bucket of a vocabulary writes the rare values of its bucket. It sends the values that
-may get an id to another task, which assigns the ids of the vocabulary. For the data report, each task returns
-a summary and a comparison of days for its bucket. The driver adds up the summaries and the comparisons of a
-column's buckets.
+For a fit, the task that processes a bucket of a vocabulary writes the bucket's rare values. It sends the
+values that may get an id to another task, which assigns the ids of the vocabulary. For the data report, each
+task returns a summary and a comparison of days for its bucket. The driver adds up the summaries and the
+comparisons of a column's buckets.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def _merge_buckets(
     """Runs one task: merges the counts of its requests, or of hash buckets of requests.
 
     If a request is not divided into buckets, yields the request's result. For one bucket of a request, yields
-    the vocabulary entries that have or may get an id. The task also yields the facts of the rare values,
-    which get no id.
+    the vocabulary entries that have or may get an id. The task also yields the file name and the counts of
+    the rare values, which get no id.
 
     Args:
         tasks: for each task, its pairs (index of a request, hash bucket).
@@ -273,7 +273,7 @@ def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.T
 def merge_bucket(
     index: int, request: CountRequest, counts: Counts, bucket: Bucket, folders: VocabularyFolders
 ) -> tuple[pa.Table, dict[str, Any]]:
-    """Writes the rare values of a hash bucket. Returns the other entries, and the facts of the rare values.
+    """Writes the rare values of a hash bucket. Returns the other entries, and a summary of the rare values.
 
     The other entries are those that have an id or occur often enough to get one.
     """
@@ -298,7 +298,7 @@ def write_vocabulary(
         index: index of the request. The file names contain it.
         request: the request for the vocabulary.
         entries: all entries that have an id or may get one.
-        rare: facts of the rare values that other tasks have written, one per bucket.
+        rare: one summary per bucket of the rare values that other tasks have written.
     """
     whole = entries if request.fixed_values is not None else assign_ids_of_column(entries, _rule(request))
     has_id = pc.is_valid(whole["id"])
@@ -411,8 +411,8 @@ def summarise_and_compare(
 
     Returns:
         Two values. The first has a dictionary for each of `days`, which maps each column and the label to its
-        summary. The second maps the name of each column that is not numeric to its comparison. A column
-        without a value on all compared days has no comparison.
+        summary. The second maps the name of each column that is not numeric to its comparison. A column that
+        has no value on any of the compared days has no comparison.
     """
     by_name = {column.name: column for column in [CountedColumn(LABEL_CELLS, "float"), *columns]}
     compared = {name: not column.numeric for name, column in by_name.items() if name != LABEL_CELLS}
@@ -459,7 +459,8 @@ def _figures(
     # have the same files.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
-    # There is one sum for each summarised day, one for the other training days, and one for the compared day.
+    # Besides one sum per summarised day, there is one for the remaining training days, and one for the
+    # compared day.
     of_train = {counts.files for counts in train}
     side_of = {files: side for side, files in enumerate(summarised)}
     side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}

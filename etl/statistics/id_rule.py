@@ -1,8 +1,8 @@
 """Assigns ids to the values of a vocabulary by one rule, in Spark frames and in Arrow tables.
 
-New ids continue after the highest id of the column, or start at the rule's first id. They are assigned in
-the order of `_ORDER`. Values with fewer than `min_count` occurrences, and values beyond `max_size`, keep a
-null id.
+New ids continue after the highest id of the column. If the column has no id yet, they start at the rule's
+first id. Values get ids in the order of `_ORDER`. Values with fewer than `min_count` occurrences, and values
+beyond `max_size`, keep a null id.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
     """Assigns ids to frequent values that have none.
 
     Returns a frame with the columns of `counts` and the new ids. New ids continue after the highest id of the
-    column, or start at the rule's first id. They are assigned by descending count; values with equal counts
-    are sorted by their UTF-8 bytes. Values with fewer than `min_count` occurrences, and values beyond
-    `max_size`, keep a null id. The counts of these values are kept. When the vocabulary is extended later,
-    new occurrences are added to them.
+    column. If the column has no id yet, they start at the rule's first id. They are assigned by descending
+    count; values with equal counts are sorted by their UTF-8 bytes. Values with fewer than `min_count`
+    occurrences, and values beyond `max_size`, keep a null id. The counts of these values are kept, so that
+    new occurrences can be added when the vocabulary is extended.
 
     Args:
         counts: a frame with the columns column, value, id, count, last_seen. The id is null for values

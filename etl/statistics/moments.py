@@ -219,7 +219,7 @@ _Target = tuple[int, int, int]
 _HELD_VALUES = 4_000_000
 
 # Bits that identify a range of doubles: sign, exponent and 8 bits of the significand. The width of a range is
-# at most 0.4% of its numbers.
+# at most 0.4% of any number in it.
 _RANGE_BITS = 20
 _RANGES = 1 << _RANGE_BITS
 
@@ -238,7 +238,7 @@ def quantile_position(probability: float, values: int) -> int:
 def quantiles_of_counts(
     parts: Callable[[], Iterable[tuple[pa.Array, np.ndarray]]], probabilities: Sequence[float]
 ) -> list[float]:
-    """Returns the quantiles of the (values, counts) of several parts; an empty list if there are no values.
+    """Returns quantiles of the values of several parts; an empty list if there are no values.
 
     The quantile of the probability p is the smallest value v such that at least the share p of the values is
     <= v. If there are more than _HELD_VALUES values, two passes read them again instead of keeping them in
@@ -246,7 +246,7 @@ def quantiles_of_counts(
     contain a quantile.
 
     Args:
-        parts: returns the parts each time it is called.
+        parts: returns the (values, counts) of each part, each time it is called.
         probabilities: the probabilities of the quantiles.
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []
@@ -274,7 +274,7 @@ def quantiles_of_counts(
         held.append((values[chosen], counts[chosen]))
     values, weights = _merged(held)
     # For each collected value, `left_out` is the number of smaller values in ranges that were not collected.
-    # `reached` also includes the collected values up to this value.
+    # `reached` is the number of all values up to and including this one.
     left_out = np.cumsum(np.where(is_wanted, 0, in_range))[_ranges(values)]
     reached = left_out + np.cumsum(weights)
     return [float(values[np.searchsorted(reached, position)]) for position in positions]
@@ -305,7 +305,7 @@ def _positions(weights: np.ndarray, probabilities: Sequence[float]) -> list[int]
 
 
 def _ranges(values: np.ndarray) -> np.ndarray:
-    """Returns the index of the range of each of n doubles.
+    """Returns, for each of n doubles, the index of its range.
 
     The index consists of the first bits of the double. Some of these bits are inverted, so that larger
     doubles have larger indices.
@@ -362,9 +362,10 @@ def measure_quantiles(
 
 
 def _place(parts: Sequence[tuple[int, int]], probability: float) -> tuple[int, int]:
-    """Returns the Spark partition of a quantile, and its position there, counted from 1.
+    """Returns the Spark partition with a quantile, and the quantile's position in it, counted from 1.
 
-    `parts` are (Spark partition, number of the column's values in it), in ascending order of their values.
+    `parts` has a pair for each Spark partition: its number, and how many values of the column it contains.
+    The values of a partition are at most those of the next one.
     """
     position = quantile_position(probability, sum(count for _, count in parts))
     for part, count in parts:
@@ -375,7 +376,7 @@ def _place(parts: Sequence[tuple[int, int]], probability: float) -> tuple[int, i
 
 
 def _values_at(ranged: DataFrame, targets: Sequence[_Target]) -> list[float]:
-    """Returns the value of each target.
+    """Returns the value at each target, which is (index of a column, Spark partition, position).
 
     `ranged` is a frame with the columns column, value, count, part. `column` is the index of a column, and
     `part` is the index of the Spark partition.
@@ -512,7 +513,7 @@ def _measure_batches(
 def _merge_states(
     statistics: tuple[MeasuredStatistic, ...], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Merges the states of one task. The task has all states of a statistic, or none."""
+    """Merges the states of one task. A task receives all states of a statistic, or none of them."""
     states: dict[int, bytes] = {}
     for batch in batches:
         for row in batch.to_pylist():

@@ -1,6 +1,7 @@
-"""Writes and reads files of value counts: the number of rows with each value of each column in a file split.
+"""Writes and reads value counts.
 
-A `CountRequest` describes a statistic that a fit needs, and the values from which it is computed.
+They contain, for a file split, the number of rows with each value of a column. A `CountRequest` describes a
+statistic that a fit needs, and the values from which it is computed.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ def _by_bucket(
         return []
     if buckets == 1:
         return [(ALL, (values, counts))]
-    # If null occurs, it is the last value. Null has the hash of the empty text, so the bucket of null is set
-    # separately.
+    # If null occurs, it is the last value. The hash function treats null like the empty text, so the bucket
+    # of null is set separately.
     of_value = buckets_of(values, buckets)
     if values.null_count:
         of_value[-1] = 0
@@ -210,8 +211,8 @@ class DerivedColumn:
     Attributes:
         column: name of the raw column.
         chain: the fitted steps.
-        value: name of the value whose statistics are needed: an input of the chain or an output of one of its
-            steps.
+        value: name of the value whose statistics are needed. It is an input of the chain or an output of one
+            of its steps.
     """
 
     column: str
@@ -249,8 +250,8 @@ class Counts:
 
     Attributes:
         files: (path, day) of each file of value counts. The day is a number of days since 1970-01-01.
-        latest: the last of these days, or a later day that the extended workflow already includes, in days
-            since 1970-01-01.
+        latest: the last of these days in days since 1970-01-01. If an earlier workflow is extended and
+            includes a later day, this later day.
         values: maps each column to the sum, over all files, of the number of distinct values in a file. This
             is an upper bound for the number of distinct values on all days.
     """

@@ -210,8 +210,8 @@ LOG_SLOPES = {
     "page_position": (-0.2, 2.0),
 }
 
-# Maps the name of an interaction to logits (levels of left + 1, levels of right + 1). The last row and column
-# are for an empty field.
+# Maps the name of an interaction to a table of logits, shape (levels of left + 1, levels of right + 1). The
+# last row and column are for an empty field.
 Tastes = Mapping[str, NDArray[np.float64]]
 
 

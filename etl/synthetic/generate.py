@@ -66,7 +66,7 @@ def kind_of(config: Generate) -> ClickLogKind:
 # Generates days of raw clicks with one task per file, and publishes them with their manifests.
 
 log = logging.getLogger("nightrank.generate")
-# Configuration keys on which the rows of a day do not depend.
+# Configuration keys that do not change the rows of a day.
 _NOT_OF_ROWS = ("days", "first_date", "compression")
 
 # A progress message is logged after this number of tasks per worker.
@@ -158,7 +158,10 @@ def _publish(partition: Partition, config: Generate, files: list[RawFile]) -> Ma
 
 
 def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
-    """Deletes generated files that the manifest does not list, because other tools may read every file."""
+    """Deletes generated files that the manifest does not list.
+
+    Other tools may read every file in the folder.
+    """
     current = {file.path for file in manifest.files}
     for info in file_io.list_files(partition.path):
         if info.is_file and info.base_name.startswith(PREFIX) and info.base_name not in current:

@@ -141,7 +141,7 @@ def _users(seed: int, ids: Ints, activity: Floats, day: int) -> dict[str, Ints]:
 
 
 def _items(seed: int, ids: Ints, day: int) -> tuple[Floats, dict[str, Ints]]:
-    """Returns the popularity of the items of a day, and their columns.
+    """Returns the popularity and the columns of a day's items.
 
     The distribution of popularity is long-tailed. The popularity of an item is the product of a constant
     factor (its quality) and a factor that changes from day to day.
@@ -313,8 +313,8 @@ def context_shares() -> dict[str, tuple[Ints, Floats]]:
 
 
 def _power_shares(levels: int, power: float) -> Floats:
-    """Returns the probabilities of the integers below `levels` as values of floor(u ** power * levels).
+    """Returns the probability of each integer below `levels`.
 
-    Here u is uniformly distributed in [0, 1).
+    Integers are drawn as floor(u ** power * levels), where u is uniformly distributed in [0, 1).
     """
     return np.diff((np.arange(levels + 1) / levels) ** (1 / power))

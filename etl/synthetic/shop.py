@@ -52,8 +52,8 @@ class _Shop:
     """The properties of U users and I items that are the same on all days.
 
     Attributes:
-        category, level, price: (I,) int64, int64 and float64.
-        titles: I titles.
+        category, level, price: (I,) int64, int64 and float64: category, price level and price of each item.
+        titles: the title of each item.
         companion: (I,) int64: the item that users often view after each item.
         choices: (U, I) float64: for each user, the cumulative probabilities with which the items are viewed.
         active: (U,) float64: the probability that a user visits the shop on a day.

@@ -5,7 +5,7 @@ probability that an impression of this user shows a certain item, and p the prob
 the shown item (`Exposure` computes a and e, and `ExpectedClicks` computes p). The impressions of a day are
 independent. So if a list contains the items L, the probability that no click of the user hits the list is
 
-    (1 - a · Σ e·p)^rows,  where the sum is over L.
+    (1 - a · Σ e·p)^rows, where the sum is over L, and rows is the number of impressions of the day.
 
 So lists of the items with the largest e·p have the highest expected hit rate.
 
@@ -80,7 +80,8 @@ class _Factors:
 
     Attributes:
         column: the user column.
-        of_level: (levels of the user column, levels of the item column, F) complex64.
+        of_level: (levels of the user column, levels of the item column, F) complex64: the value of each
+            function at F frequencies.
         levels: (items,) the level of the item column for each item.
     """
 
@@ -121,8 +122,7 @@ class ExpectedClicks:
         self._items: Complexes64 = items.astype(np.complex64)  # (items, F)
         *outer, left, right = [self._factors(taste) for taste in _of_side("user")]
         self._outer, self._left, self._right = outer, left, right
-        # For each item, the index of its levels of the last two tastes in a table of all pairs of such
-        # levels.
+        # The last two tastes give each item a pair of levels. Compute its index in a table of all such pairs.
         self._pairs_of_items: Ints = left.levels * right.of_level.shape[1] + right.levels
 
     def of_user(self, user: int) -> Floats:
@@ -180,7 +180,7 @@ class ExpectedClicks:
         return _Factors(taste.left, table, self._world.items[taste.right])
 
     def _column(self, name: str, values: NDArray[np.int64]) -> Complexes:
-        """Returns the characteristic function of the term of one column for each value, shape (n, F).
+        """Returns the characteristic function of a column's term for each of n values, shape (n, F).
 
         An empty field adds 0.
         """
@@ -250,7 +250,7 @@ class Exposure:
         within = popularity / np.diff(world.category_bounds)[category]  # (items,)
         self._drawn: Floats = chances[:, category] * within  # (segments, items)
         self._user_shares: Floats = np.diff(world.user_edges, prepend=0.0)
-        # The tastes by which one of the drawn items is chosen: the user column, and the appeal of each item
+        # For each taste that decides which drawn item is shown: its user column, and the appeal of each item
         # to each level of this column, shape (levels, items).
         self._appeals: list[tuple[str, Floats]] = [
             (taste.left, CHOICE_FOCUS * world.tastes[taste.name][:, world.items[taste.right]])
@@ -259,7 +259,7 @@ class Exposure:
         ]
 
     def shares_of_users(self, users: Ints) -> Floats:
-        """Returns the probability that an impression of the day is shown to each user: (users,)."""
+        """Returns, for each user, the probability that an impression of the day is this user's: (users,)."""
         return self._user_shares[users]
 
     def of_user(self, user: int) -> Floats:
@@ -382,7 +382,7 @@ class DayTruth:
     """
 
     def __init__(self, config: Generate, day: str) -> None:
-        """Draws the world of the ISO date `day`.
+        """Draws the users, items and tastes of the ISO date `day`.
 
         Raises:
             ValueError: the layout is not a layout of impressions.

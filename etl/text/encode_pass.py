@@ -77,7 +77,7 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The data for all tasks: the source of rows, fitted chains with tables, and the columns to write."""
+    """The data for all tasks: row source, fitted chains with the tables they look up, and output columns."""
 
     source: RowSource
     chains: tuple[FittedChain, ...]
@@ -149,9 +149,9 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
             file.sink,
             encoding.schema,
             compression="zstd",
-            # Row_ids are distinct, so a dictionary would only cost time, but differences of row_ids are
-            # small. Lists take less time and space without a dictionary, because the compression removes the
-            # repetitions of whole lists.
+            # Row_ids are distinct, so a dictionary would only cost time. Their differences are small, and are
+            # stored instead. Lists take less time and space without a dictionary, because the compression
+            # removes the repetitions of whole lists.
             use_dictionary=[
                 field.name
                 for field in encoding.schema
@@ -164,7 +164,8 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
         for first_row, parsed in _parsed_blocks(task, encoding.source, names):
             pending.append((first_row, parsed))
             pending_bytes += parsed.bytes
-            if pending_bytes + parsed.bytes // 2 >= FILE_SPLIT_BYTES:  # `saved_runs` uses the same condition
+            # keep this equal to the condition in `saved_runs`
+            if pending_bytes + parsed.bytes // 2 >= FILE_SPLIT_BYTES:
                 _write(writer, pending, encoding, task)
                 pending, pending_bytes = [], 0
         _write(writer, pending, encoding, task)
@@ -299,7 +300,7 @@ def _columns(
         blocks: the rows, and the row_id of the first line of each block.
         encoding: the fitted chains.
         dtypes: maps each feature to compute to its dtype.
-        place: the place of the rows in the log.
+        place: day, split and row ids of the rows.
     """
     chains = [chain for chain in encoding.chains if any(name in dtypes for name in chain.outputs)]
     names = {name for chain in chains for name in chain.inputs}
@@ -430,7 +431,7 @@ def device_features(
         blocks: the rows, at least one block.
         dtypes: maps each feature to its dtype.
         tables: the tables that steps look up.
-        place: the place of the rows in the log.
+        place: day, split and row ids of the rows.
     """
     looked_up: dict[str, _Table] = {}
     for chain in chains:

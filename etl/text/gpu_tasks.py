@@ -35,7 +35,7 @@ class GpuTasks:
 
     Attributes:
         groups: for each group, the indices of its tasks, in ascending order.
-        threads: number of threads of a process if this machine runs the tasks. In Spark, a process has as
+        threads: number of threads of a process if Spark does not run the tasks. Under Spark, a process has as
             many threads as its task has cores.
     """
 
@@ -94,7 +94,7 @@ def gpu_tasks(workers: Workers, layout: FileLayout, tasks: int) -> GpuTasks | No
 
 
 def scanned_on(layout: FileLayout, device: torch.device) -> FileLayout:
-    """Returns a layout whose files of text are scanned on a device."""
+    """Returns a copy of the layout with which a device scans the files of text formats."""
     if not isinstance(layout.reader, TextReader):
         return layout
     return replace(layout, reader=replace(layout.reader, scanner=DeviceScan(device)))

@@ -177,9 +177,9 @@ def _derived_columns(
 
 
 def _may_have_null(encoded: Values) -> bool:
-    """Returns False if no row is null.
+    """Returns whether a row may be null.
 
-    If the codes are on a device, returns True without searching the codes.
+    If the codes are on a device, they are not searched, and the result may be True although no row is null.
     """
     return isinstance(encoded, DeviceColumn) or encoded.indices.null_count > 0
 
@@ -286,7 +286,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True)
 class LogRows:
-    """The rows of a raw log, to which the rules of the log are applied."""
+    """Reads the rows of a raw log, and applies the rules of the log to them."""
 
     layout: FileLayout
 

@@ -316,7 +316,7 @@ def encode_days(
         plan: the plan of the run.
         table: the table of features of the workflow.
         workflow: the workflow that computes the features.
-        source: the source that reads the file splits of the parts.
+        source: reads the file splits that contain the parts of the days.
         days: the days, by date.
         rules: checks for the columns of the table.
 

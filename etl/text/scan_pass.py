@@ -48,7 +48,7 @@ from etl.text.stored_rows import RowsFile, RowsFileWriter, Spill, SpillWriter
 from spark.workers import TaskArguments, Workers
 from storage.feature_spec import EVENT_TIME, LABEL
 
-if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, but need pyspark only for type checks.
     from pyspark.sql import DataFrame
 
 # Number of blocks whose counts a task keeps before it merges them. This limits the memory of a task.
@@ -61,14 +61,13 @@ class ScanTask:
 
     Attributes:
         file_split: the file split to read.
-        counts_file: path of the files to write. Each file has the value counts of one block, and digits in
-            its name that no other file has.
+        counts_file: path from which the names of the files with value counts are made, one file per block.
+            Each name gets additional digits, so that it is unique.
         buckets: number of hash buckets into which the value counts are divided.
         scratch: the name for saved blocks of the split. The name of a block is this name, a dot and the index
             of the block. If `scratch` is None, no block is saved.
         day: the bounds of the day of the split (etl.raw.row_rules); None if times are not compared with them.
-        spill: the settings to store the good rows, which are then prepared; None to count the values of the
-            rows instead.
+        spill: where to store the good rows until they are prepared; None to count their values instead.
     """
 
     file_split: FileSplit
@@ -292,8 +291,8 @@ def _counts_on(column: DeviceColumn, counts: np.ndarray | None) -> tuple[pa.Arra
     return column.dictionary, counts, column.codes.shape[0] - int(counts.sum())
 
 
-# Limits of the number of lines that the quarantine stores for a file split. A split of hostile bytes can have
-# tens of millions of rejected lines. Lines beyond the limits are only counted.
+# Limits of the number of lines that the quarantine stores for a file split. A split that contains garbage can
+# have tens of millions of rejected lines. Lines beyond the limits are only counted.
 _KEPT_LINES = 100_000
 # This number of lines is kept for each reason, even if the lines of other reasons have reached the limit.
 _KEPT_OF_REASON = 1_000
@@ -415,7 +414,7 @@ class ValueCounter:
         if len(self._parts) > 1:
             self._merge()
         values, counts = _texts(self._parts[0].dictionary), self._counts[0]
-        # A dictionary may contain values that occur only in rejected rows.
+        # Omit values that occur only in rejected rows.
         if not (counts > 0).all():
             codes = np.flatnonzero(counts > 0)
             values, counts = values.take(pa.array(codes)), counts[codes]
@@ -496,7 +495,8 @@ class CutTask:
         first_line: index in the file split of the first line of the block.
         saved: name under which the scan pass saved the block; empty if it did not save the block.
         parts: the rows of the block in each split.
-        counts_file: path of the files to write. Each file has digits in its name that no other file has.
+        counts_file: path from which the names of the files to write are made. Each name gets additional
+            digits, so that it is unique.
         buckets: number of hash buckets into which the value counts are divided.
     """
 

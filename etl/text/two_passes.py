@@ -78,8 +78,8 @@ class _ScannedSplit:
     """A file split, and the number of its lines.
 
     Attributes:
-        parts: (split, first line, line after the last one) for its rows in each split. None if all rows of
-            the day are in one split.
+        parts: (split, first line, line after the last one) for each split that contains rows of the file
+            split. None if all rows of the day are in one split.
     """
 
     file_split: FileSplit
@@ -382,7 +382,7 @@ def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> lis
         end += block.lines
         size += block.bytes
         names.append(block.saved)
-        # A block of a compressed file is smaller than FILE_SPLIT_BYTES by at most one line.
+        # A block of a compressed file has almost FILE_SPLIT_BYTES, so it becomes a run of its own.
         if size + block.bytes // 2 >= FILE_SPLIT_BYTES or index == len(blocks) - 1:
             runs.append(SavedRun(first, end, tuple(names)))
             first, size, names = end, 0, []

@@ -200,8 +200,8 @@ def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
         )
 
 
-# Describes feature groups and chains by uniform texts, from which digests are computed and by which
-# configurations are compared.
+# Describes feature groups and chains by uniform texts. They are used to compute digests and to compare
+# configurations.
 
 # Parameters that may change when a workflow is extended, because they do not change the id of any value.
 _MAY_CHANGE = ("min_count", "max_size", "max_age_days")
@@ -244,7 +244,7 @@ FEATURE_ARROW_TYPES = {"float32": pa.float32(), "int32": pa.int32(), "list<int32
 
 @dataclass(frozen=True)
 class RowPlace:
-    """The place (day, split and row ids) of n rows in the log. It decides whether they are training rows.
+    """Day, split and row ids of n rows, which decide whether they are training rows.
 
     Attributes:
         row_ids: (n,) int64, the ids of the rows: the position of a row in the log of its day, or in the frame
@@ -258,7 +258,7 @@ class RowPlace:
     split: str | None = None
 
     def is_training_row_of(self, step: Fitted) -> bool:
-        """Returns whether `compute_training` computes the outputs of `step` for rows at this place."""
+        """Returns whether `compute_training` computes the outputs of `step` for these rows."""
         in_training = self.dt is None or (self.dt in step.training_days and self.split in (None, "train"))
         return step.out_of_fold and in_training
 
@@ -327,7 +327,7 @@ class FittedChain:
             tables: the tables that steps look up.
             dtypes: maps each feature to return to its dtype. If it is None, all outputs are returned with the
                 types that the steps return.
-            place: the place of the rows in the log; None for rows that are not training rows.
+            place: day, split and row ids of the rows; None for rows that are not training rows.
         """
         values = self.values(arrays, tables, place)
         if dtypes is None:
@@ -505,8 +505,8 @@ def compute_features(
     The raw columns and the features are arrays of n values.
 
     Args:
-        place: the place of the n rows in the log, which decides whether they are training rows of a step.
-            None for rows that are not training rows.
+        place: day, split and row ids of the rows, which decide whether they are training rows of a step. None
+            for rows that are not training rows.
     """
     features: dict[str, pa.Array] = {}
     for chain in chains:
@@ -604,7 +604,7 @@ class RowValues:
 
 
 def row_values(array: pa.Array, encode: bool) -> RowValues:
-    """Returns the values of a raw column. With `encode`, strings are dictionary-encoded."""
+    """Returns the values of a raw column. If `encode` is true, strings are dictionary-encoded."""
     if encode and pa.types.is_string(array.type):
         array = array.dictionary_encode()
     if isinstance(array, pa.DictionaryArray):
@@ -651,7 +651,7 @@ def decoded(array: pa.Array) -> pa.Array:
 
 
 def common_codes(values: Sequence[RowValues]) -> pa.Array | None:
-    """Returns the codes if all values have the same codes; None if the codes differ or are missing."""
+    """Returns the codes that all of `values` share; None if their codes differ or are missing."""
     codes = values[0].codes
     return codes if all(value.codes is codes for value in values) else None
 
@@ -660,7 +660,7 @@ def common_codes(values: Sequence[RowValues]) -> pa.Array | None:
 
 
 def require_arrays(step: Fitted, outputs: Any, num_rows: int) -> None:
-    """Raises ConfigError unless a step has computed an array of all rows for each of its outputs."""
+    """Raises ConfigError unless a step has computed one array for each output, with a value for each row."""
     arrays = outputs if isinstance(outputs, list | tuple) else []
     fits = [isinstance(array, pa.Array | pa.ChunkedArray) and len(array) == num_rows for array in arrays]
     if len(fits) != len(step.outputs) or not all(fits):

@@ -303,7 +303,7 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
     In the same way, the section `items` restricts the features in the scope `item`. If the section
     `negatives` is set, features in the scope `item` must not read columns of the log. Features of users and
     items must not read the position of an impression, because a position belongs to a row. Features in the
-    scope `item` may read the columns of `last_values`, but no column of the log beside them.
+    scope `item` may read the columns of `last_values`, but then no other column of the log.
     """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]
@@ -352,7 +352,7 @@ def _require_values_of_items(
     """Raises ConfigError if a feature of users or of the context is computed from last values of items.
 
     Also raises ConfigError if a feature of items is computed from last values and from columns of the log,
-    because the two are not from the same event. Without a table of items, lists are scored with the last
+    because these values come from different events. Without a table of items, lists are scored with the last
     values up to the run date, but with the other columns of the item's latest row.
 
     Args:
@@ -483,7 +483,7 @@ def _require_reads(chains: Chains, columns: Mapping[str, Type]) -> None:
 
 
 def features_with_oov_id(feature_plan: FeaturePlan) -> list[str]:
-    """Returns the features with a vocabulary in which unknown values get OOV_ID, in the plan's order.
+    """Returns the features, in the plan's order, whose vocabulary gives OOV_ID to unknown values.
 
     The ids come from `categorify`. With `oov_buckets` above 1, unknown values have several ids, so such a
     feature is not in the result.
@@ -548,7 +548,10 @@ def preparation(config: Config) -> dict[str, str]:
 
 
 def _settings_of(history: History) -> dict[str, Any]:
-    """Returns the settings, without `ages` if it is not set. Earlier releases did not have `ages`."""
+    """Returns the settings, without `ages` if it is not set.
+
+    So the digest is the same as in releases before `ages`.
+    """
     return history.model_dump(exclude={"ages"} if history.ages is None else None)
 
 
@@ -563,7 +566,7 @@ def _positions_method(config: Config) -> str | None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
     names |= {"null_values", "decimal_separator", "encoding", "time_zone", "columns"}
-    # The digest of earlier releases included this default of the separator.
+    # Earlier releases included this default of the separator in the digest, so it must stay.
     values = {"separator": ",", **settings.model_dump(include=names)}
     return f"{_POSITIONS}, {digest_of(values)}"
 
@@ -578,7 +581,7 @@ class CopiedTable:
     """A raw table whose rows Spark copies into the lake.
 
     Attributes:
-        key: the key of the configuration with the table's path.
+        key: the configuration key of the table's path.
         table: the settings of the table.
         user: the name that the column with the ids of users has in the table; None if there is no such
             column.

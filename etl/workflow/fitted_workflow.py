@@ -128,7 +128,7 @@ class LocalWorkflow:
         return list(self.raw_types(features))
 
     def raw_types(self, features: Sequence[str] | None = None) -> dict[str, Type]:
-        """Maps the raw columns that some features (None: all features) depend on to their types."""
+        """Returns the type of each raw column that the features `features` (None: all) depend on."""
         return raw_types(self.chains if features is None else self._chains_of(features))
 
     def _chains_of(self, features: Sequence[str]) -> list[FittedChain]:
@@ -215,7 +215,7 @@ def workflow_exists(lake: LakePaths, version: str) -> bool:
 
 
 def has_chains(lake: LakePaths, version: str) -> bool:
-    """Returns whether the lake has the version in a format with chains, which early releases did not write.
+    """Returns whether the lake has the version in a format with chains. Early releases wrote another format.
 
     Raises:
         DataError: the file of the version is damaged.

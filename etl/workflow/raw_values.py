@@ -60,7 +60,8 @@ def column_types(rows: pa.Table, names: Sequence[str], declared: Mapping[str, Ty
     """Returns the type of some columns of a caller's table: the declared type, or the type of the values.
 
     The type of integers, booleans, dates, timestamps and times of day is int. The type of other numbers is
-    float. The type of texts and categories of texts is string. The type of lists is ints or strings.
+    float. The type of texts and of categorical columns with texts is string. The type of lists is ints or
+    strings.
 
     Raises:
         DataError: columns are missing, or a column without a declared type has values of another type.
@@ -280,7 +281,7 @@ def _wrong_type(name: str, kind: pa.DataType, needed: str) -> DataError:
     )
 
 
-# Types of Arrow that are integers in operators: 1 or 0, days, or µs.
+# Types of Arrow that operators receive as integers: 1 or 0, days, or µs.
 _AS_INTEGERS = (pa.types.is_boolean, pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
 _ARROW_TYPES: Mapping[Type, pa.DataType] = {
     "int": pa.int64(),

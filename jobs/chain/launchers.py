@@ -72,7 +72,7 @@ class Stage:
 
 
 def log_error(path: str | Path, error: OSError) -> InfrastructureError:
-    """Returns the error for the log of a stage that cannot be written."""
+    """Returns the error that is raised if the log of a stage cannot be written."""
     return InfrastructureError(
         f"cannot write the log of {Path(path).stem}: {error}",
         "check that `lake` is a folder that you can write, and that the disk is not full",
@@ -249,7 +249,7 @@ def environment() -> dict[str, str]:
     stray = (
         "SPARK_HOME",
         "PYSPARK_DRIVER_PYTHON",
-    )  # these variables may name other jars and packages
+    )  # not passed on, because they may name other jars and packages
     kept = {name: value for name, value in os.environ.items() if name not in stray}
     return {**kept, "PYSPARK_PYTHON": sys.executable}
 
@@ -394,7 +394,7 @@ class Application:
     _used: bool = False
 
     def prepare(self, *, train: bool) -> None:
-        """Starts the child process, its JVM, and the imports of a training. See `Launcher`."""
+        """Starts the child process, its JVM, and the imports that a training needs. See `Launcher`."""
         self.submission.require_profile(submits=False)
         self._modules = _TO_TRAIN if train else ()
         self._start()
@@ -456,7 +456,7 @@ class _Child:
     Attributes:
         process: the process, which is the leader of a new process group.
         output: the pipe with the output of this process and of all processes that it has started.
-        answers: the pipe of its answers, one line of JSON per stage.
+        answers: the pipe through which the process answers, one line of JSON per stage.
     """
 
     process: subprocess.Popen[bytes]
@@ -577,7 +577,7 @@ class SparkSubmits:
     submission: Submission
 
     def prepare(self, *, train: bool) -> None:
-        """Checks the profile. No process is started before its stage."""
+        """Checks the profile. Starts no process, because each stage starts its own."""
         self.submission.require_profile(submits=True)
         require_java()
 

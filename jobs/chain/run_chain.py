@@ -271,7 +271,7 @@ def _shown(impressions: Mapping[str, Any]) -> str:
 
 
 def _new_users(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the figures of the lists of users who are new to the model; empty if they are missing."""
+    """Returns the figures for users who are new to the model; empty if they are missing."""
     return (facts.get("cold_start") or {}).get("new_users", {}).get("lists", {})
 
 
@@ -300,7 +300,7 @@ def _short(version: str | None) -> str | None:
 
 
 def _phrase(noun: str, *words: Any) -> str:
-    """Returns the noun, followed by the words that are not empty; empty if there is no such word."""
+    """Returns the noun and the words that are not empty; an empty text if all words are empty."""
     present = [str(word) for word in words if word]
     return " ".join([noun, *present]) if present else ""
 

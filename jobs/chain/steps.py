@@ -46,7 +46,7 @@ class RunPlan:
         return LakePaths(self.config.lake, self.recorder)
 
     def steps_before_gate(self) -> list[ChainStep]:
-        """Returns the steps up to the gate's decision, or only build_features without `retrain`.
+        """Returns the steps up to the gate's decision; only build_features if `retrain` is false.
 
         The gate is evaluate_model. With `train.refit`, refit_model follows, which does nothing if the gate
         has not promoted the challenger.
@@ -62,8 +62,8 @@ class RunPlan:
     def steps_after_gate(self) -> list[ChainStep]:
         """Returns the steps after the gate. Call this method only after the gate has decided.
 
-        With measure.against=next_day, one step measures the lists of the previous day, if there are any,
-        because the clicks on them have arrived. With test_split, it measures the lists of the run date.
+        With measure.against=next_day, one step measures the lists of the previous day, if there are any: the
+        clicks on these lists have arrived by now. With test_split, it measures the lists of the run date.
         """
         again = [
             self._step("build_features", name="build_features_again", overrides=("workflow.mode=apply",))

@@ -35,7 +35,7 @@ from training.loop.training_plan import TrainPlan
 from training.settings import Features, check_loss, check_model, check_retriever, read_settings
 from training.settings.check_settings import require_no_pair_features, require_oov_ids
 
-_RETRIEVAL = "candidates.sources, retrieval: "  # the beginning of errors about the model of this source
+_RETRIEVAL = "candidates.sources, retrieval: "  # prefix of error messages about the retrieval model
 
 
 def check_config(config: Config) -> None:
@@ -137,7 +137,7 @@ def _located(location: str) -> Iterator[None]:
 
 
 def _features(config: Config, feature_plan: FeaturePlan) -> Features:
-    """Returns the names of the features of each kind, and of the features of scope `pair`."""
+    """Returns the names of all features by kind, and those of the features with the scope `pair`."""
     kinds = {name: chain.kind for chain in feature_plan.chains for name in chain.outputs}
     scopes = config.scopes
     scoped = {*scopes.user, *scopes.item, *scopes.context}
@@ -346,7 +346,7 @@ def _check_catalogues(config: Config, settings: Mapping[str, str]) -> None:
     """Checks that the Spark profile has the catalogues of the tables to which sinks deliver.
 
     Raises:
-        ConfigError: it lacks a setting.
+        ConfigError: the profile lacks a setting.
     """
     for _, sink in read_sinks(config.deliver):
         missing = [name for name in getattr(sink, "spark_settings", ()) if name not in settings]

@@ -84,7 +84,7 @@ _FEW_REJECTED, _ROOM = 0.02, 1.5
 _REPEATS = 0.1
 
 
-# Maps the section of each table of attributes to the column of its key.
+# Maps the section of a table of attributes (`users` or `items`) to the table and its key column.
 _Joined = dict[str, tuple[NewTable, NamedColumn]]
 
 
@@ -126,7 +126,7 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
 
 
 def _joined_tables(wishes: Wishes, log: NewLog, config: NewConfig) -> _Joined:
-    """Returns the tables of users and items, with the name of the column that contains the key of the log."""
+    """Returns the tables of users and items, each with the column that contains the log's ids."""
     joined: _Joined = {}
     taken = [column.name for column in log.table.columns]
     for section, location, key in (("users", wishes.users, log.user), ("items", wishes.items, log.item)):
@@ -189,7 +189,7 @@ def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTab
 
 
 def _name_of(location: str) -> str:
-    """Returns the name of the file without its date, or of the nearest folder with a name that says more."""
+    """Returns the name of the file without its date, or of the nearest folder whose name is specific."""
     for part in reversed(PurePosixPath(without_days(location)).parts):
         plain = re.sub(r"[^a-z0-9]+", "_", part.split(".")[0].lower()).strip("_")
         if plain and plain not in _VAGUE_NAMES:
@@ -324,7 +324,7 @@ def _other_columns(log: NewLog) -> list[NamedColumn]:
 
 
 def _features_of_earlier_events(log: NewLog, joined: _Joined) -> list[NewFeature]:
-    """Returns the features of numbers that describe the item, but vary from event to event, such as prices.
+    """Returns features of numbers that describe the item but change from event to event, such as prices.
 
     The number of a future event is not known, so these features are computed from the item's last value on
     earlier days (section `last_values`). This needs a log that is read by day. In a log of choices, numbers
@@ -344,7 +344,7 @@ def _features_of_earlier_events(log: NewLog, joined: _Joined) -> list[NewFeature
 
 
 def _is_by_day(log: NewLog) -> bool:
-    """Returns whether the names of the files have enough days, so that the log is read by day."""
+    """Returns whether the names of the files contain enough days for a log that is read by day."""
     return len(log.table.sample.path.days) >= _FEWEST_DAYS
 
 
@@ -401,7 +401,7 @@ def _features(log: NewLog, joined: _Joined, config: NewConfig) -> None:
             scopes["item"].append(name)
         config.choose(
             f"last_values: {', '.join(names)}",
-            "these numbers depend mostly on the item; those of a future event are not known",
+            "these numbers depend mostly on the item, and are not known for a future event",
         )
     attributes = [one for one in _attributes_of_log(log, joined) if one not in columns_of_earlier]
     for column in attributes:
@@ -587,7 +587,7 @@ def _stock_filters(item: str, joined: _Joined, config: NewConfig) -> dict[str, A
 
 
 def _wants_repeats(log: NewLog, questions: Questions) -> bool:
-    """Returns whether lists may contain items that the user has chosen, as groceries.
+    """Returns whether lists may contain items that the user has chosen before, such as groceries.
 
     Asks only if every row is a choice, because a view of the same item is no second choice.
     """

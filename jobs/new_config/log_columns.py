@@ -110,12 +110,12 @@ class NewLog:
 
     @property
     def keys(self) -> list[NamedColumn]:
-        """Returns the columns of the user and the item that exist."""
+        """Returns the column of the user and the column of the item, if they exist."""
         return [column for column in (self.user, self.item) if column is not None]
 
     @property
     def times(self) -> list[NamedColumn]:
-        """Returns the columns of the time and of the time of day that exist."""
+        """Returns the column of the time and the column of the time of day, if they exist."""
         return [column for column in (self.time, self.time_of_day) if column is not None]
 
     @property
@@ -248,12 +248,12 @@ def _times_of(
 
 
 def _dates(time: NamedColumn | None, time_of_day: NamedColumn | None) -> NamedColumn | None:
-    """Returns the column of the time. With a column of times of day, its stored midnights are dates."""
+    """Returns the column of the time. It has the type date if another column has the times of day."""
     return time if time is None or time_of_day is None else replace(time, type="date")
 
 
 def _with_column(table: NewTable, changed: NamedColumn | None) -> NewTable:
-    """Returns the table with a column in place of the column with the same name."""
+    """Returns the table after `changed` has replaced the column with the same name."""
     columns = [changed if changed and one.name == changed.name else one for one in table.columns]
     return replace(table, columns=tuple(columns))
 

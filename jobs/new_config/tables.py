@@ -33,7 +33,7 @@ _MOST_DISTINCT_SHARE, _MOST_CATEGORIES = 0.5, 100_000
 _FEW_VALUES = 20
 # A column of integers with a larger share of distinct values contains row numbers.
 _UNIQUE_SHARE = 0.95
-# With fewer rows, each value gets a separate id.
+# In a sample with fewer rows, rare values also get an id of their own.
 _SMALL_ROWS, _RARE_COUNT = 200_000, 5
 # Numbers are skewed if the mean is this many times the median.
 _SKEWED = 2.0
@@ -169,7 +169,7 @@ def open_new_table(location: str, taken: Sequence[str] = ()) -> NewTable:
 
 
 def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:
-    """Returns the column of a table of attributes that has the ids of a key column of the log.
+    """Returns the column of an attribute table that contains the ids in the log's key column.
 
     Raises:
         ConfigError: no column has these ids.
@@ -333,7 +333,7 @@ def _first_days(codes: np.ndarray, days: np.ndarray) -> np.ndarray:
 
 
 def differs_by(column: SampledColumn, key: SampledColumn) -> bool:
-    """Returns whether most of the variance of a column of numbers is between keys, as for prices of items.
+    """Returns whether numbers vary mostly between keys and little within a key, like the prices of items.
 
     The share is adjusted for the number of keys, so random numbers have a share of about 0.
     """
@@ -366,7 +366,7 @@ def grouped(features: Sequence[NewFeature]) -> list[dict[str, object]]:
 
 
 def last_day(time: SampledColumn) -> str:
-    """Returns the last day of the times in a column, or today if it is earlier, as YYYY-MM-DD."""
+    """Returns the last day of the times in a column, or today if today is earlier, as YYYY-MM-DD."""
     micros = micros_of(time)
     if not len(micros):
         return datetime.now(UTC).date().isoformat()
@@ -400,7 +400,7 @@ def renamed(table: NewTable, roles: dict[str, NamedColumn | None]) -> NewTable:
 
 
 def with_lists(table: NewTable) -> NewTable:
-    """Returns the table of a log of displays with its lists of items."""
+    """Returns the table of a log of displays, with lists in place of texts that list items."""
     sampled = with_lists_of_items([one.sampled for one in table.columns])
     columns = zip(table.columns, sampled, strict=True)
     return replace(table, columns=tuple(replace(one, type=new.type, sampled=new) for one, new in columns))

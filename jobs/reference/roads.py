@@ -62,10 +62,10 @@ On one machine, `build_features` starts a JVM in two cases:
 
 On a cluster, in a notebook, and in jobs that spark-submit has started, Spark's workers run the tasks.
 
-On a cluster, tasks also parse logs, so Spark never reads texts of a log. Tasks store rows that need a
-preparation as Parquet files of the lake. Spark reads these files, and computes joins, histories and negatives
-with its SQL operators, which the RAPIDS Accelerator supports. Spark then writes the table `prepared`. The
-features are equal on one machine and on a cluster.
+On a cluster too, tasks parse the logs: Spark itself never reads the text of a log. Tasks store rows that need
+a preparation as Parquet files of the lake. Spark reads these files, and computes joins, histories and
+negatives with its SQL operators, which the RAPIDS Accelerator supports. Spark then writes the table
+`prepared`. The features are equal on one machine and on a cluster.
 
 If an operator of a package changes rows, it needs two functions
 ([a row operator](extending.md#a-row-operator)): `apply_table` for one machine, and `apply` for Spark. The

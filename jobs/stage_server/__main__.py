@@ -47,7 +47,7 @@ def main() -> NoReturn:
     """Runs the stages, and ends the process."""
     profile, answers = sys.argv[1], int(sys.argv[2])
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
-    start_server_early()  # processes that this server forks read the log in the first stage
+    start_server_early()  # this server forks the processes that read the log in the first stage
     requests = _Requests()
     if cores_without_jvm() is None:  # otherwise, only a stage that needs a JVM starts one
         threading.Thread(target=_start_jvm, daemon=True).start()
@@ -71,7 +71,7 @@ def _run(
     if importing.ident is None:
         if len(sys.argv) > 3:
             mlflow_process.start()
-        importing.start()  # after the imports of this stage, which it would delay
+        importing.start()  # not earlier, because this thread would delay the imports above
     try:
         parser = job_parser(job, description)
         add_wait(parser)
@@ -102,7 +102,7 @@ def _start_jvm() -> None:
 
 
 def _import_modules(names: Sequence[str]) -> None:
-    """Imports some modules. The stage that needs a module reports an error of its import."""
+    """Imports some modules. If an import fails, the stage that needs the module reports the error."""
     for name in names:
         with suppress(Exception):
             import_module(name)
