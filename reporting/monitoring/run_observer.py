@@ -278,7 +278,7 @@ class Observer:
         observer = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
         logging.getLogger("nightrank").addHandler(observer._warnings)
         if config.watch.openlineage is not None:
-            with suppress(ConfigError):  # the job check_config reports this error
+            with suppress(ConfigError):  # only the job check_config stops because of this error
                 observer._lineage = LineageSender(config.watch.openlineage)
         if observer._lineage is not None:
             with _harmless("the lineage event that starts this run is not sent"):

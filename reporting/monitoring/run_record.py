@@ -39,7 +39,7 @@ class RunRecord:
         rows_in, rows_out: number of rows that the job read, and number of rows that it published.
         dropped: maps each reason to the number of rows that were left out for this reason.
         phases: maps the name of each phase to its seconds.
-        facts: facts of the job summary; empty if the job failed.
+        facts: the further values of the job summary; empty if the job failed.
         warnings: the first warnings.
         warning_count: number of all warnings.
         core_s: core seconds: number of cores that the job reserved, times seconds. A job without a Spark
@@ -86,7 +86,7 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
-        """Returns the run record in a row of the table `runs`.
+        """Converts a row of the table `runs` to a run record.
 
         Columns that a later release added are ignored.
 
@@ -103,7 +103,7 @@ def write_record(lake: LakePaths, record: RunRecord) -> str:
 
     Raises:
         InfrastructureError: the file could not be written.
-        ValueError: a fact is not a JSON value.
+        ValueError: a value in `facts` is not a JSON value.
     """
     began = record.started_at.replace("-", "").replace(":", "")
     name = f"{record.job}-{began}-{record.run_id[:8]}.json"

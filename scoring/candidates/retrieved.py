@@ -191,7 +191,7 @@ def retrieved_items(users: Rows, features: Sequence[str], request: RetrievalRequ
 
     The result has the columns user_key, candidates and scores (the dot products). If dot products are equal,
     the smaller item index comes first. If the request names the files of clustered items, the search is
-    approximate: some of the n items may have smaller dot products.
+    approximate: it may miss items with larger dot products.
 
     Args:
         users: rows with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null

@@ -120,9 +120,9 @@ class EraseRequest:
 
     Attributes:
         users: their ids.
-        digests: maps old digests of partitions of the lake to the digests without the users. A sink that
-            stores the digest of a partition stores the new digest, so that the next delivery treats the rows
-            as unchanged.
+        digests: maps the digest of each changed partition of the lake to its digest without the users. A sink
+            that stores the digest of a partition stores the new digest, so that the next delivery treats the
+            rows as unchanged.
         open_session: starts the Spark session, for sinks that need it.
         recorder: records the published tables, for lineage.
     """
@@ -140,8 +140,8 @@ class Erased:
     Attributes:
         target: the address of the sink, without a password.
         rows: number of removed rows, lines or keys.
-        remark: a text for the record of the erasure: where bytes of removed rows still exist; empty if
-            nowhere.
+        remark: a text for the record of the erasure, which says where removed rows still exist in old files;
+            empty if nowhere.
     """
 
     target: str

@@ -698,7 +698,7 @@ def test_scores_of_choices_are_not_called_probabilities_or_click_rates(tmp_path:
     assert "Scores The loss of the training compares items" in text
     assert "# Item Score Why Before 1 <script>alert('x')</script> 0.9000" in text
     assert "score of every test row." in text
-    assert "chosen items against drawn items of the test rows" in text
+    assert "on the test rows: chosen items against drawn items" in text
     assert "20 choices in 80 rows (40 choices in 400 rows in training)" in text
     assert "Not compared: the click rate, because the section negatives sets how many rows are no" in text
 

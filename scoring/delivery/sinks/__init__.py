@@ -96,7 +96,7 @@ def check_access(deliver: Deliver) -> None:
     """Checks that each sink's user, password and driver exist where the configuration names them.
 
     Raises:
-        ConfigError: a user, a password or a driver is missing, or see `read_settings`.
+        ConfigError: a user, a password or a driver is missing, or `read_settings` raises this error.
     """
     for module, settings in read_settings(deliver):
         check = getattr(module, "check", None)

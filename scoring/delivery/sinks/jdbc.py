@@ -180,7 +180,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
                 )
             served.require_keys(table)
             replaced = served.replace(table, digest, expected, sink.keep_dates)
-        drop_abandoned(served)  # also tables whose last statement has ended in the meantime
+        drop_abandoned(served)  # also drops tables that were in use when this delivery began
     return Delivered(target, expected, replaced.written, replaced.deleted)
 
 
@@ -213,7 +213,7 @@ def _load(sink: Settings, rows: Rows, copy: CopyRows) -> int:
     try:
         stored = records(map_batches(parts, copy, spark_types(_COPIED)))
     except Exception as error:
-        raised = raised_in(str(error))  # Spark returns the text of a worker's error
+        raised = raised_in(str(error))  # Spark's error contains the worker's error as text
         if raised is None:
             raise
         raise raised from error
