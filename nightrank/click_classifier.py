@@ -30,7 +30,7 @@ class ClickClassifier(Estimator):
     The class follows the conventions of scikit-learn, so `clone`, `cross_val_score` and `GridSearchCV` work
     with it. `get_params` and `set_params` include the settings of the architecture. scikit-learn need not be
     installed. `fit` calls `Workflow.fit` and `nightrank.train`, so the job train_model would train the same
-    model.
+    model from the same rows.
 
     Args:
         model: the architecture: dlrm, dcn_v2, deepfm, din, wide_and_deep, neumf or logistic_regression

@@ -1,4 +1,4 @@
-"""The base class of estimators, with parameters as in scikit-learn, and the settings of trainings."""
+"""The base class of estimators, with parameters as in scikit-learn, and their training settings."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _is_same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
-# The default settings of trainings.
+# The default training settings of each architecture.
 
 _SHARDS = 16
 _RATES_OF_COMPARISONS: Mapping[str, Any] = {
@@ -95,7 +95,7 @@ _RATES_OF_COMPARISONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """The default settings of the training of an architecture.
+    """The default settings for training a model of one architecture.
 
     Attributes:
         file: the name of the settings file in conf/models; None for the defaults of the architecture.
@@ -155,7 +155,7 @@ class Training:
         return _RECIPES.get(self.model, Recipe())
 
     def model_section(self, *, has_dense: bool) -> dict[str, Any]:
-        """Returns the section `model`: the settings, and defaults that depend on settings and features."""
+        """Returns the section `model`: the caller's settings, and defaults for the other settings."""
         file, default = self.recipe.file, {"architecture": self.model}
         if file is not None:
             default = dict(read_yaml(Path(conf_load.__file__).parent / "models" / f"{file}.yaml"))

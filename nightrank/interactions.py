@@ -35,7 +35,7 @@ class Interactions:
     Attributes:
         rows: a table with the columns USER and ITEM (int64 or string), TIME (timestamp in µs, UTC; if there
             are times) and LABEL (int64, 0 or 1; if there are labels).
-        user_type, item_type: Arrow's names of the types of the ids in the frame.
+        user_type, item_type: the Arrow types of the ids in the frame, as texts.
     """
 
     rows: pa.Table

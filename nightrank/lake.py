@@ -155,7 +155,7 @@ class Lake:
         return self.table("recommendations", date)
 
     def users(self, date: Date | None = None) -> Published:
-        """Returns the features of all users after the run of a date, one row per user.
+        """Returns the latest features of all users, as of the run of a date: one row per user.
 
         Raises:
             DataError: there was no run of this date.
@@ -163,7 +163,7 @@ class Lake:
         return self.table("users", date)
 
     def items(self, date: Date | None = None) -> Published:
-        """Returns the features of all items after the run of a date, one row per item.
+        """Returns the latest features of all items, as of the run of a date: one row per item.
 
         Raises:
             DataError: there was no run of this date.

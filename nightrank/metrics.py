@@ -456,7 +456,7 @@ def _resampled_rows(
     if measure is auc and weights is None:
         sums = bootstrap.reduce_replicates(unit, label > 0, score, np.zeros(len(unit), np.int64), resample)
         return bootstrap.combine_replicates([sums], 1)["auc"]
-    order = np.argsort(score, kind="stable")  # `measure` sorts the rows each time, faster if they are sorted
+    order = np.argsort(score, kind="stable")  # each call of `measure` sorts; sorted rows are faster
     label, score, weight, unit = label[order], score[order], weight[order], unit[order]
     values = []
     for draw in _draws(np.arange(unit.max() + 1), resample):

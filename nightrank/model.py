@@ -107,7 +107,7 @@ class Model:
         return model
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns a function and its arguments that create the model again, for pickle, copy and joblib.
+        """Returns a function and its arguments with which pickle, copy and joblib create the model again.
 
         Raises:
             DataError: the model is temporary, and one of its files was deleted.
@@ -445,8 +445,8 @@ class Model:
         A column that the model does not use has a drop of 0. If two columns contain the same information, the
         drop of each may be small (L. Breiman, Machine Learning 45, 2001, section 10; sklearn.inspection.
         permutation_importance has the same mean and standard deviation). The model scores the rows once, and
-        `repeats` times for each column. So of a large day, pass a sample. Use rows on which the model was not
-        trained. The same arguments give the same result.
+        `repeats` times for each column. So for a large day, pass a sample of its rows. Use rows on which the
+        model was not trained. The same arguments give the same result.
 
         Args:
             rows: N raw rows, as for `score`.
@@ -537,8 +537,8 @@ class Model:
             feature: as for `vectors`.
             groups: maps values to the names of groups, such as items to categories. The ten largest groups
                 have colours. None: all points have one colour.
-            most: number of points: those of the most frequent values are drawn.
-            labels: number of points with their names: those of the most frequent values.
+            most: maximum number of points; the most frequent values are drawn.
+            labels: number of points that are labelled; the most frequent values are labelled.
             ax: the Axes of matplotlib to draw on; None for a new figure.
 
         Returns:

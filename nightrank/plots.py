@@ -322,7 +322,7 @@ def draw_map(
         vectors: (N, E) finite numbers.
         names: the names of the vectors.
         groups: maps names to groups, which have colours; None for one colour.
-        labels: number of points with their names: those of the first vectors.
+        labels: number of points that are labelled; the first vectors are labelled.
         ax: the Axes; None for those of a new figure.
 
     Raises:

@@ -92,7 +92,7 @@ class Recommender(Estimator):
     wheel, both need the extra `recommender`.
 
     `fit` divides the interactions by time. It trains the model on the first 80%, and measures it on the next
-    10% at the end of each epoch. The step with the best measure determines how long the model is trained.
+    10% at the end of each epoch. The step with the best measures determines the number of training steps.
     With `refit`, `fit` then trains a new model for that number of steps on all interactions. No feature of a
     row depends on later rows.
 
@@ -269,7 +269,7 @@ class Recommender(Estimator):
         Returns:
             A mapping: `users` (number of users with a relevant item), `unknown_users` (number of these users
             without an interaction in `fit`), `hit_rate`, `ndcg`, `recall`, `precision`,
-            `mean_average_precision` and `mean_reciprocal_rank` (each with its interval; docs of
+            `mean_average_precision` and `mean_reciprocal_rank` (each with its interval; see
             nightrank.metrics), and `coverage`.
 
         Raises:

@@ -169,7 +169,7 @@ class Trained:
 def train_in(
     folder: str, tables: Mapping[str, pa.Table], training: Training, last_time: int | None
 ) -> Trained:
-    """Makes a lake in an empty folder, trains a model, and builds the candidates of its users.
+    """Creates a lake in an empty folder, trains a model, and builds each user's candidates.
 
     Args:
         folder, tables, training: as for `make_config`.

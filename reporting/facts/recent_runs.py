@@ -185,7 +185,7 @@ def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) 
 
     Args:
         records: the records whose failures are returned.
-        others: records of other dates, on which a run may also start stages. A failure that one of them
+        others: records of other dates, because a run also starts stages for other dates. A failure in these
             records is not counted again from the exit codes of `nightly`.
     """
     failed = [record for record in records if record.failed and record.job != "nightly"]

@@ -300,7 +300,7 @@ def _search_sentence(comparison: Comparison, search: SearchResult) -> str:
     ]
     if search.repeated:
         repeated = counted(len(search.repeated), "other trial")
-        sentences.append(f"{repeated} had the settings of an earlier trial, which was not trained again.")
+        sentences.append(f"{repeated} had the settings of an earlier trial, so no model was trained.")
     if pruned:
         sentences.append(
             "The value of a pruned trial is that of its last evaluation; pruned trials are not ranked."

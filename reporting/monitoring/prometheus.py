@@ -97,7 +97,7 @@ def run_text(record: RunRecord) -> str:
 
 
 def success_text(record: RunRecord) -> str:
-    """Returns the metrics of the last successful run, in Prometheus's text format.
+    """Returns the metrics that only a successful run sets, in Prometheus's text format.
 
     Returns an empty string if this run failed.
     """

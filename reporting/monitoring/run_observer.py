@@ -441,7 +441,7 @@ class LineageSender:
     `OPENLINEAGE__TRANSPORT__AUTH`, and the file `openlineage.yml`.
 
     Args:
-        transport: the key `watch.openlineage`: the type of the transport and its settings.
+        transport: the value of `watch.openlineage`, with the type of the transport and its settings.
 
     Raises:
         ConfigError: the transport does not exist, or it lacks a setting or a package.
@@ -450,7 +450,7 @@ class LineageSender:
     def __init__(self, transport: Mapping[str, Any]) -> None:
         from openlineage.client import OpenLineageClient
 
-        settings = {"transport": copy.deepcopy(dict(transport))}  # the client changes its argument
+        settings = {"transport": copy.deepcopy(dict(transport))}  # a copy, because the client changes it
         try:
             self._client = OpenLineageClient(config=settings)
         except Exception as error:  # each transport raises its own types of errors

@@ -2,7 +2,7 @@
 
 Each row is a file in the folder `runs/dt=…`, with one line of JSON. The file is written atomically, has a
 unique name, and is never replaced. So simultaneous runs need no lock, and readers see only complete rows. A
-retry adds a row. A killed job writes no row; if it was a stage of `nightly`, that job writes the row. Any
+retry adds a row. A killed job writes no row; if it was a stage of `nightly`, `nightly` writes the row. Any
 reader of JSON lines can read the folder `runs` as a table.
 """
 
@@ -42,7 +42,7 @@ class RunRecord:
         facts: the further values of the job summary; empty if the job failed.
         warnings: the first warnings.
         warning_count: number of all warnings.
-        core_s: core seconds: number of cores that the job reserved, times seconds. A job without a Spark
+        core_s: core seconds that the job reserved (number of cores times seconds). A job without a Spark
             session counts as one core. The job `nightly` counts as no core.
         cost: the cost of core_s in `currency`; None if no price is configured.
         spark: the result of SparkWork.summary(); None if the job had no Spark session.

@@ -165,8 +165,8 @@ def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
 def first_vectors(numbers: int, blocks: int, rank: int, seed: int) -> NDArray[np.float32]:
     """Returns the initial vectors of MLlib's implicit ALS, (numbers, rank); their Euclidean norm is 1.
 
-    Row r belongs to the user with the number r + 1. MLlib puts the user with the number m into the block m %
-    blocks, and draws the vectors of a block in the order of these numbers.
+    Row r belongs to the user with the number r + 1. MLlib puts the user with the number m into block m modulo
+    `blocks`, and draws the vectors of a block in the order of these numbers.
 
     Args:
         numbers: number of users.

@@ -47,7 +47,7 @@ def available_items(items: Rows, seen: Rows | None, out_of_stock: Rows | None) -
 
     Args:
         items: rows with item_key and any other columns. All arguments are Arrow tables, or all are Spark
-        frames.
+            frames.
         seen: rows with item_key. An item without a row in `seen` is inactive. None skips this filter.
         out_of_stock: rows with distinct item_key. None skips this filter.
 

@@ -56,7 +56,7 @@ def scores_in_a_block(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class TopItems:
-    """Selects the best items of users.
+    """Selects the best items for users.
 
     Attributes:
         scorer: name of the model or source that computes the scores, for error messages, such as `retriever

@@ -77,7 +77,7 @@ def retrieve(
         numbered: the manifest of the table candidate_items.
         excluded: the items that must not be retrieved for a user.
         store: publishes the clusters.
-        users: rows with user_key and the features of scope `user`. None reads the table `users`.
+        users: rows with user_key and the features of scope `user`; None for those of the table `users`.
         items: the partition of `numbered`. If None, it is the run date's partition of the table
             candidate_items.
 

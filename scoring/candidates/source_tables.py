@@ -61,7 +61,7 @@ class SourceTables:
     def clicks(self, window_days: int | None) -> Rows:
         """Returns the rows of the last `window_days` days, for sources that count only rows with label 1.
 
-        Rows in files are filtered by label 1 here, because then some of the others need not be read.
+        If the rows are read from files, those with label 0 are left out here, so that fewer rows are read.
         """
         rows = self.rows
         if isinstance(rows, StoredRows):

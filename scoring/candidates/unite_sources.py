@@ -48,7 +48,8 @@ def unite(users: Rows, lists: Sequence[Rows], most: int | None, *, with_scores: 
         users: rows with the column user_key. The result has one row for each of these users.
         lists: the rows of each source, with the columns user_key and candidates (array<int> without repeats),
             and scores (array<float>) if `with_scores`. A list has at most as many items as the setting `n` of
-        its source. most: maximum length of a user's list; None for no limit.
+            its source.
+        most: maximum length of a user's list; None for no limit.
         with_scores: whether the result has the column source_scores (`add_source_scores`).
 
     Returns:

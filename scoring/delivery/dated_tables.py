@@ -525,7 +525,7 @@ def require_names(table: str, form: str, names: Sequence[str]) -> None:
     if wrong:
         raise DataError(
             f"the table {table} cannot have columns of the names {wrong}: {DATE} is the date, names "
-            "must differ in more than their case, and Delta does not allow spaces and the characters ,;{}()=",
+            "must differ in more than their case, and Delta does not allow spaces or the characters ,;{}()=",
             "rename these features, or leave out this table in `features` of the sink",
         )
 

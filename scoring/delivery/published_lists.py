@@ -19,12 +19,12 @@ COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 
 @dataclass(frozen=True)
 class LakeTable:
-    """A table of all users or items after a run, one row per user or item: features, or titles.
+    """A table with one row for each user or item after a run, such as their features.
 
     Attributes:
         key: the column that names the user or item: `user_key` or `item_key`.
         manifest: the manifest of the partition.
-        read: reads the rows: as an Arrow table if the rows of the lists are an Arrow table, else as a Spark
+        read: returns the rows, as an Arrow table if the rows of the lists are one, otherwise as a Spark
             frame.
     """
 

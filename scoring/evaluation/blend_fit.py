@@ -473,7 +473,7 @@ def _segments(segments: Mapping[str, Rows], attributes: Rows | None, features: R
         segments: maps the name of each segment to rows with the columns user_key and segment, on the run
             date.
         attributes: the table of user attributes, if it is configured. Segments that are columns of this table
-        are returned unchanged.
+            are returned unchanged.
         features: the features of all users from before the validation split.
     """
     known = column_names(attributes) if attributes is not None else []

@@ -1,4 +1,4 @@
-"""Compares the variants of an experiment by the next day's clicks, and stops it below `stop_below`.
+"""Compares an experiment's variants by the next day's clicks, and stops it if the treatment is bad.
 
 The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment are computed from
 the sums of its dates up to the measured date. Dates with other models (for example, before a promotion) or

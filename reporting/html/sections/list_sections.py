@@ -85,7 +85,7 @@ def _share_of_best(truth: Mapping[str, Any] | None) -> str:
         return ""
     return (
         f", and {numbers.percent(truth['share_of_best'])} of the hit rate of the best possible lists, "
-        f"which contain the items that the user sees and clicks with the highest true probability"
+        f"which contain the items with the highest true probability that the user sees and clicks them"
     )
 
 

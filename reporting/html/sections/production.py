@@ -163,9 +163,9 @@ def _impressions_lead(facts: Mapping[str, Any], date: str) -> Html:
     """Returns the introductory sentences."""
     users, entries = facts["users"], facts["entries"]
     words: list[Child] = [
-        f"Of the lists of {date}, {numbers.percent(facts['users_shown'] / users if users else None)} of the "
-        f"users and {numbers.percent(facts['entries_shown'] / entries if entries else None)} of the entries "
-        f"were shown on {facts['day']}. "
+        f"On {facts['day']}, {numbers.percent(facts['users_shown'] / users if users else None)} of the users "
+        f"with a list of {date} saw entries of their lists. These are "
+        f"{numbers.percent(facts['entries_shown'] / entries if entries else None)} of all entries. "
     ]
     if facts["clicked_not_shown"]:
         number = facts["clicked_not_shown"]

@@ -105,7 +105,7 @@ class Settings(SinkSettings):
 
 
 def _has_driver(sink: Settings) -> bool:
-    """Returns whether this process can connect without Spark, which would otherwise fetch the driver."""
+    """Returns whether this process can connect without Spark. Otherwise, Spark fetches the driver."""
     return driver_on_disk(sink) is not None
 
 
