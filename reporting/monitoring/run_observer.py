@@ -27,7 +27,7 @@ from storage.job_summary import JobSummary
 from storage.lineage import RunLineage
 from storage.paths import LakePaths
 
-# Reads the work that Spark did for a job: stages and executors, from the status store of the session.
+# Reads from the session's status store which stages Spark ran for a job, and on which executors.
 
 _MOST_STAGES = 200
 _DRAIN_MS = 2_000
@@ -74,11 +74,11 @@ class SparkWork:
 
     Attributes:
         application_id: Spark's id of the session.
-        executors: number of executors that Spark still lists. The driver counts as an executor if it runs
-            tasks itself.
+        executors: number of executors that the status store lists. The driver counts as an executor if it
+            runs tasks itself.
         cores: number of cores of these executors.
-        core_s: number of cores times lifetime in seconds during the job, added over the executors and the
-            driver.
+        core_s: core seconds, summed over the executors and the driver: number of cores times the seconds of
+            the job in which the executor or driver existed.
         total: the sums over the tasks of all stages.
         stages: the stages with the largest task_s, as flat dictionaries, in the order of the stage ids.
         stages_left_out: number of stages that are not in `stages`.
@@ -169,7 +169,10 @@ def spark_work(
 
 
 def _ran_since(stage: Mapping[str, Any], since_s: float) -> bool:
-    """Returns whether a stage ran, and was submitted at `since_s` or later (Spark rounds to milliseconds)."""
+    """Returns whether a stage ran, and was submitted at `since_s` or later.
+
+    Spark rounds times to milliseconds.
+    """
     if stage["status"] in ("SKIPPED", "PENDING"):
         return False
     submitted = _seconds(stage.get("submissionTime"))

@@ -136,7 +136,7 @@ def _popular_in_segment_of_table(
 
     Args:
         exclusions: the excluded items of each user.
-        counted: the clicks of each segment on each item: segment, item_index and clicks.
+        counted: the number of clicks by each segment on each item: segment, item_index and clicks.
         known: user_key and segment of the users with a segment.
         n: maximum length of a list.
     """

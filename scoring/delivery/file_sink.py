@@ -191,7 +191,7 @@ Parse = Callable[[bytes], tuple[bytes, list[ListRecord]]]
 
 
 def erase_records(sink: str, folder: str, request: EraseRequest, parse: Parse) -> int:
-    """Publishes each date without the users' records, and immediately deletes all other files of the date.
+    """Publishes each date without the users' records; immediately deletes all files outside the manifest.
 
     Args:
         sink: the name of the sink.

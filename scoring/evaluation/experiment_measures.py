@@ -1,8 +1,8 @@
 """Compares an experiment's variants by the next day's clicks, and stops it if the treatment is bad.
 
-The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment are computed from
-the sums of its dates up to the measured date. Dates with other models (for example, before a promotion) or
-with another share are left out.
+The sums of a date are stored in the table `experiments/<name>/dt=…`. The figures of the experiment are
+computed from the sums of its dates up to the measured date. Dates with other models (for example, before a
+promotion) or with another share are left out.
 """
 
 from __future__ import annotations

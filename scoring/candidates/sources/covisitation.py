@@ -1,4 +1,4 @@
-"""The source `covisitation`: proposes items clicked by users who clicked the same items as this user.
+"""The source `covisitation`: proposes items that many users clicked together with the user's items.
 
 scoring/candidates/similar_items.py has the formula of the similarity of two items. The weight of a user is
 1 / (number of the user's items), which scales the user's row to unit length. So users with many clicks do not

@@ -72,7 +72,7 @@ def deliver_to(module: ModuleType, settings: SinkSettings, lists: PublishedLists
     if not isinstance(delivered, Delivered):
         raise ConfigError(
             f"the sink {settings.name} returned a {type(delivered).__name__}, not a Delivered",
-            f"let the function deliver of {module.__name__} return the place and the number of the lists",
+            f"let `deliver` of {module.__name__} return a Delivered: the target and the number of entries",
         )
     return delivered
 

@@ -77,9 +77,9 @@ class Settings(SinkSettings):
     connections: PositiveInt = Field(default=8, description="Number of tasks that write at the same time.")
     driver_jar: str | None = Field(
         default=None,
-        description="Path of the jar of the JDBC driver. With a local path, a small run starts no Spark. "
-        "Null: the driver is in Spark's folder of jars, or on Spark's class path by the option --packages of "
-        "spark-submit.",
+        description="Path of the jar of the JDBC driver. With a local path, a small run does not start "
+        "Spark. Null: the driver is in Spark's folder of jars, or on Spark's class path by the option "
+        "--packages of spark-submit.",
     )
 
     @field_validator("url")
