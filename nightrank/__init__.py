@@ -17,7 +17,7 @@
 
 The package needs no Spark session. docs/python.md shows each call with its result. `nightrank.online` looks
 up lists and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`).
-To let it start fast, each module is imported only when one of its names is first used.
+A module is imported only when one of its names is first used, so `import nightrank` is fast.
 """
 
 from importlib import import_module
@@ -56,7 +56,7 @@ __all__ = [
 __version__ = "0.2.0"  # pyproject.toml contains the same version
 
 _ERRORS = "conf.errors"
-# Maps each public name to its module, and to its name in this module if the names differ.
+# Maps each public name to the module that defines it, and to its name there (None: the same name).
 _MODULES = {
     "ClickClassifier": ("nightrank.click_classifier", None),
     "ConfigError": (_ERRORS, None),

@@ -30,7 +30,7 @@ class ClickClassifier(Estimator):
     The class follows the conventions of scikit-learn, so `clone`, `cross_val_score` and `GridSearchCV` work
     with it. `get_params` and `set_params` include the settings of the architecture. scikit-learn need not be
     installed. `fit` calls `Workflow.fit` and `nightrank.train`, so the job train_model would train the same
-    model.
+    model from the same rows.
 
     Args:
         model: the architecture: dlrm, dcn_v2, deepfm, din, wide_and_deep, neumf or logistic_regression
@@ -113,7 +113,7 @@ class ClickClassifier(Estimator):
         )
         if training.recipe.loss != "bce":
             raise ConfigError(
-                f"model={self.model!r} compares items and predicts no probability",
+                f"model={self.model!r} ranks items, so it predicts no click probabilities",
                 "use nightrank.Recommender",
             )
         section = training.model_section(has_dense=any(group.kind == "dense" for group in groups))
@@ -169,7 +169,7 @@ class ClickClassifier(Estimator):
 
     def __sklearn_tags__(self) -> Any:
         """Returns scikit-learn's tags: this estimator is a classifier of two classes."""
-        # the caller has already imported sklearn
+        # only scikit-learn calls this method, so the import costs nothing
         from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
 
         return Tags(

@@ -49,7 +49,8 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
     """Returns the script for a shell. If no option matches, the shell completes file names.
 
     Args:
-        shell: one of SHELLS. zsh runs the script for bash.
+        shell: one of SHELLS. The script for zsh loads zsh's emulation of bash completion, then runs the
+            script for bash.
         options: maps each command to its options.
     """
     cases = "\n".join(
@@ -66,8 +67,8 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 # environment.
 
 HOME_VARIABLE = "NIGHTRANK_HOME"
-_ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py adds this file to the wheel
-_KEPT = (".venv", ".bootstrap", ".setup.lock")  # the installation of a newer release keeps these files
+_ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py puts this file into the wheel
+_KEPT = (".venv", ".bootstrap", ".setup.lock")  # kept if a newer release is installed
 
 
 def default_folder() -> Path:
@@ -89,7 +90,7 @@ def find_project() -> Path | None:
                 f"run `make setup` in a checkout, or `nightrank setup --folder {named}`",
             )
         return Path(named).absolute()
-    # In a checkout, and in an unpacked archive for clusters, the environment is a folder of the project.
+    # A checkout contains its environment, and so does an unpacked archive for clusters.
     return next((folder for folder in (Path(sys.prefix).parent, default_folder()) if _is_ready(folder)), None)
 
 
@@ -99,11 +100,11 @@ def _is_ready(folder: Path) -> bool:
 
 
 def install_project(folder: Path | None, python: str) -> int:
-    """Unpacks the project, and makes its environment.
+    """Unpacks the project, and creates the Python environment of its jobs.
 
     Args:
         folder: the folder of the project; None for `default_folder()`.
-        python: the program of Python 3.11.
+        python: name or path of a Python 3.11 interpreter.
 
     Returns:
         The exit code of the installation.
@@ -114,7 +115,7 @@ def install_project(folder: Path | None, python: str) -> int:
     """
     if not _ARCHIVE.is_file():
         raise ConfigError(
-            "this package is part of a checkout and not from the wheel, so it contains no project to install",
+            "this package is part of a checkout; only the package in the wheel contains a project to install",
             "run `make setup` in the checkout",
         )
     if (program := shutil.which(python)) is None:
@@ -129,7 +130,7 @@ def install_project(folder: Path | None, python: str) -> int:
             f"{target} cannot be written: {error}", f"pass --folder FOLDER, and set {HOME_VARIABLE}=FOLDER"
         ) from error
     # Run the installation in the folder of the project, so that its modules, such as `setup`, are found.
-    # Remove variables of this environment, which would add other packages.
+    # Remove the variables that would add packages of this Python environment to the new one.
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     code = subprocess.run([program, "-m", "setup.install"], cwd=target, env=clean, check=False).returncode
     if code == 0:
@@ -264,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
         "--python",
         default="python3.11",
         metavar="PROGRAM",
-        help="the program of Python 3.11 (default: %(default)s)",
+        help="name or path of a Python 3.11 interpreter (default: %(default)s)",
     )
     shell = parsers.add_parser("completion", help="print a script that completes commands and options")
     shell.add_argument("shell", choices=SHELLS, help='for example: eval "$(nightrank completion bash)"')

@@ -1,4 +1,4 @@
-"""The base class of estimators, with parameters as in scikit-learn, and the settings of trainings."""
+"""The base class of estimators, with parameters as in scikit-learn, and their training settings."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _is_same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
-# The default settings of trainings.
+# The default training settings of each architecture.
 
 _SHARDS = 16
 _RATES_OF_COMPARISONS: Mapping[str, Any] = {
@@ -95,7 +95,7 @@ _RATES_OF_COMPARISONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """The default settings of the training of an architecture.
+    """The default settings for training a model of one architecture.
 
     Attributes:
         file: the name of the settings file in conf/models; None for the defaults of the architecture.
@@ -103,7 +103,7 @@ class Recipe:
             drawn items.
         drawn: number of items that each epoch draws for each positive row.
         user_id: whether the id of the user is a feature.
-        history: whether the items that the user chose before a row are a feature.
+        history: whether the user's earlier items are a feature of each row.
     """
 
     file: str | None = None
@@ -155,7 +155,7 @@ class Training:
         return _RECIPES.get(self.model, Recipe())
 
     def model_section(self, *, has_dense: bool) -> dict[str, Any]:
-        """Returns the section `model`: the settings, and defaults that depend on settings and features."""
+        """Returns the section `model`: the caller's settings, and defaults for the other settings."""
         file, default = self.recipe.file, {"architecture": self.model}
         if file is not None:
             default = dict(read_yaml(Path(conf_load.__file__).parent / "models" / f"{file}.yaml"))
@@ -167,11 +167,11 @@ class Training:
         return section
 
     def train_section(self, drawn: int | None) -> dict[str, Any]:
-        """Returns the section `train`. `drawn` is the number of items that are drawn for a positive row."""
+        """Returns the section `train`. `drawn` is the number of negatives for each positive row."""
         batch_size = python_value(self.batch_size)
         shards = gcd(_SHARDS, batch_size) if isinstance(batch_size, int) else _SHARDS
-        # Models that compare items use the training settings that the command `init` writes. Other models use
-        # the defaults of the jobs.
+        # Models that rank items use the learning rates and the optimizer that the command `init` writes.
+        # Models of click probabilities use the defaults of the jobs.
         rates = {} if self.recipe.loss == "bce" else _RATES_OF_COMPARISONS
         chosen_rates = {
             "learning_rate": self.learning_rate,
@@ -193,13 +193,13 @@ class Training:
 def python_value(value: Any) -> Any:
     """Converts a NumPy number to a Python number; returns other values unchanged.
 
-    Searches over settings pass NumPy numbers.
+    scikit-learn's searches over settings pass NumPy numbers.
     """
     return value.item() if isinstance(value, np.generic) else value
 
 
 def operators(kind: pa.DataType) -> dict[str, Any]:
-    """Returns the keys `kind` and `ops` of the group of a feature, for the Arrow type of its column.
+    """Returns the keys `kind` and `ops` of a feature's group, chosen by the Arrow type of its column.
 
     Numbers are dense features, with nulls replaced by the median. Lists are features with several ids, and
     all other values are ids.

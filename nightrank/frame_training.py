@@ -48,8 +48,8 @@ def train(
         rows: the raw rows to train on, a frame of pandas, Polars, Arrow or Spark. A frame of Spark is copied
             to this process.
         model: the section `model` of a configuration, such as {"architecture": "deepfm"}, or the path of its
-            YAML file. For models over histories, the default of the setting `item` is the feature with the
-            vocabulary of the history.
+            YAML file. If the model reads a history, its setting `item` defaults to the feature that has the
+            same vocabulary as the history.
         train: the section `train`. Settings for ranks, a lake, negatives and baselines are refused.
         validation: raw rows for measuring the model at the end of each epoch, or every `evaluate_every_steps`
             steps; see `Model.metrics`. The training may end early (`stop_at`).
@@ -125,7 +125,7 @@ def _named(split: Split) -> Iterator[None]:
 def _table(workflow: Workflow, rows: AnyFrame | pa.RecordBatch, label: str, split: Split) -> pa.Table:
     """Returns the label and the features of rows in the loader's format.
 
-    If the rows of the workflow have weights, each row gets the weight 1.
+    If the workflow expects a column of weights, it is added with the weight 1 for each row.
     """
     raw = local_table(rows, list(dict.fromkeys([*workflow.training_columns, label])))
     if label not in raw.column_names:
@@ -186,13 +186,14 @@ def _require_values(features: pa.Table, spec: FeatureSpec) -> None:
             )
 
 
-# Reads the sections `model` and `train` of a training on a frame, and refuses settings that need jobs.
+# Reads the sections `model` and `train` of a training on a frame, and refuses settings that only jobs
+# support.
 
 _ONE_RANK = "one rank trains, in this process"
 _NO_LAKE = "the training does not use a lake"
 _NO_KEYS = "rows of a frame have no keys of users and items"
 
-# Settings that have no effect in a training on a frame, or need more than the rows of the frame.
+# Settings that have no effect in a training on a frame, or need data that a frame does not contain.
 _REFUSED = {
     "num_ranks": _ONE_RANK,
     "elastic": _ONE_RANK,
@@ -276,7 +277,7 @@ def _read(kind: Any, section: Any, name: str) -> Any:
 
 
 def _is_set(train: Train, name: str) -> bool:
-    """Returns whether the caller has set a key. The name of the key may have two parts."""
+    """Returns whether the caller has set a key, such as `seed` or `embeddings.placement`."""
     outer, _, inner = name.partition(".")
     if outer not in train.model_fields_set:
         return False

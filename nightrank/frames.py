@@ -273,8 +273,8 @@ def require_packages(names: Sequence[str], extra: str, purpose: str) -> None:
     """Raises ConfigError if packages are not installed.
 
     Args:
-        names: the names of their modules.
-        extra: the name of the extra of the wheel that installs the packages.
+        names: the packages, by the names under which they are imported.
+        extra: the optional dependency of `nightrank` that installs the packages.
         purpose: the feature that needs the packages, for the message.
     """
     missing = [name for name in names if find_spec(name) is None]
@@ -286,11 +286,11 @@ def require_packages(names: Sequence[str], extra: str, purpose: str) -> None:
 
 
 def require_torch() -> None:
-    """Raises ConfigError if the packages that compute models are not installed."""
+    """Raises ConfigError if torch or safetensors, which models need, is not installed."""
     require_packages(("torch", "safetensors"), "models", "a model")
 
 
 def require_onnx() -> None:
-    """Raises ConfigError if the packages that export models are not installed."""
+    """Raises ConfigError if a package that exports need, such as onnx, is not installed."""
     require_torch()
     require_packages(("onnx", "onnxscript", "onnxruntime"), "export", "an export")

@@ -21,10 +21,10 @@ from nightrank.spark_frames import AnyFrame, local_table
 # Names of columns in the tables. Columns of the tables of users and items have a prefix.
 USER, ITEM, TIME, LABEL = "user", "item", "time", "label"
 
-# Names of the columns that lists have besides the ids. Columns of ids must not have these names.
+# Recommendation lists have these columns besides the ids, so a column of ids cannot have these names.
 _OF_LISTS = ("position", "score", "reason")
-# A column with larger numbers is refused, because its unit is probably not seconds. In seconds, this number
-# is a time in the year 5138; in milliseconds, it is in 1973.
+# The largest number that is accepted as a time in seconds (the year 5138). Larger numbers are probably
+# milliseconds: read as milliseconds, this number is a time in 1973.
 _LAST_SECOND = 1e11
 
 
@@ -35,7 +35,7 @@ class Interactions:
     Attributes:
         rows: a table with the columns USER and ITEM (int64 or string), TIME (timestamp in µs, UTC; if there
             are times) and LABEL (int64, 0 or 1; if there are labels).
-        user_type, item_type: Arrow's names of the types of the ids in the frame.
+        user_type, item_type: the Arrow types of the ids in the frame, as texts.
     """
 
     rows: pa.Table
@@ -111,7 +111,7 @@ def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
     else:
         raise DataError(
             f"column {name} has the type {values.type}, but ids must be integers or texts",
-            "convert the column (floats with missing values to integers without them)",
+            "convert the column to integers or texts; leave out rows with missing ids first",
         )
     if missing:
         raise DataError(f"column {name}: {missing} of {len(values)} ids are missing", "leave these rows out")
@@ -122,7 +122,7 @@ def _times(name: str, column: pa.ChunkedArray) -> pa.Array:
     """Returns times in µs, in UTC.
 
     Raises:
-        DataError: a time is missing, or the column has no times.
+        DataError: a time is missing, or the type of the column is not a type of times.
     """
     values = pa.concat_arrays(column.chunks)
     kind = values.type
@@ -245,7 +245,7 @@ def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
 
 
 def typed(texts: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Converts ids to the type that they have in the interactions. Texts get the type string."""
+    """Converts ids to the type that they have in the interactions. Texts become `string`."""
     return texts.cast(pa.int64()).cast(getattr(pa, kind)()) if _of_integers(kind) else texts
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Date = str | datetime.date
 
-# Tables with one partition for each run date, and tables that exist for each workflow version.
+# Tables that exist once in a lake, and tables that exist once for each workflow version.
 PLAIN_TABLES = (
     "recommendations",
     "scores",
@@ -58,8 +58,8 @@ def open_lake(
         lake: the folder or the URI (`s3:
 
         …`) of the lake, as in the key `lake` of the configuration.
-        config: the configuration file of its jobs. It is needed only for lists with the configured business
-            rules, blend and context (`Model.recommend`).
+        config: the configuration file of its jobs. Pass it if `Model.recommend` must apply its business
+            rules, blend and context.
         name: the name of the models, if the lake has models of several names. The default is the name in the
             configuration, or the only name in the lake.
 
@@ -126,8 +126,8 @@ class Lake:
 
         Args:
             table: one of these tables, or `recommendations`, `scores`, `quarantine`, `evaluations`,
-                `measures`, `list_changes` or `deliveries`. The last four of these tables have `facts`, and
-                only some of them have rows.
+                `measures`, `list_changes` or `deliveries`. For the last four, read `Published.facts`: only
+                some of them also have rows.
             date: the date.
             workflow: the workflow version; None for the version of the run of this date or, if there was
                 none, of the latest run.
@@ -155,7 +155,7 @@ class Lake:
         return self.table("recommendations", date)
 
     def users(self, date: Date | None = None) -> Published:
-        """Returns the features of all users after the run of a date, one row per user.
+        """Returns the latest features of all users, as of the run of a date: one row per user.
 
         Raises:
             DataError: there was no run of this date.
@@ -163,7 +163,7 @@ class Lake:
         return self.table("users", date)
 
     def items(self, date: Date | None = None) -> Published:
-        """Returns the features of all items after the run of a date, one row per item.
+        """Returns the latest features of all items, as of the run of a date: one row per item.
 
         Raises:
             DataError: there was no run of this date.
@@ -228,7 +228,7 @@ class Lake:
 
     def _model_name(self) -> str:
         if self._name or self._config:
-            return self._name or self._config.name  # type: ignore[union-attr]  # one of them is set
+            return self._name or self._config.name  # type: ignore[union-attr]  # no name, so a configuration
         folders = [info.base_name for info in file_io.list_files(self._lake.models("").rstrip("/"))]
         names = [name for name in folders if dates_of(self._lake, name, PROMOTIONS)]
         if len(names) != 1:
@@ -299,7 +299,7 @@ class Published:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Returns the facts that the job recorded when it published the date, as JSON values."""
+        """Returns the JSON values, such as metrics, that the job stored in the manifest of the date."""
         return self.manifest.facts
 
     @property
@@ -336,7 +336,7 @@ class Published:
         require_packages(["polars"], "polars", "a frame of Polars")
         import polars
 
-        return polars.from_arrow(self.arrow(columns))  # type: ignore[return-value]  # a table, not an array
+        return polars.from_arrow(self.arrow(columns))  # type: ignore[return-value]  # of a table, a DataFrame
 
     def spark(self, session: SparkSession, columns: Sequence[str] | None = None) -> DataFrame:
         """Returns the rows as a frame of a Spark session. The frame reads the files when it is evaluated.

@@ -6,10 +6,10 @@
     metrics.ndcg([["i3", "i1"], ["i2", "i3"]], [["i1"], ["i3"]], k=2)     # of lists, one per user
     metrics.interval(metrics.auc, labels, probabilities, users=users)     # a bootstrap over users
 
-The arguments of measures of rows are one label and one score per row. The arguments of measures of lists are
-one list of item ids per user, best item first, and the relevant items of these users, such as items that they
-clicked after the lists were made. Ids are integers or texts. Users without a relevant item are left out of
-the mean. Arguments may be lists, NumPy arrays or columns of pandas.
+Measures of rows receive one label and one score per row. Measures of lists receive one list of item ids per
+user, best item first, and the relevant items of each user, such as the items that the user clicked after the
+list was made. Ids are integers or texts. Users without a relevant item are left out of the mean. Arguments
+may be lists, NumPy arrays or columns of pandas.
 
 All errors are subclasses of `nightrank.NightrankError`.
 """
@@ -88,7 +88,7 @@ def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | N
     clips to the smallest step of the type of the probabilities.) Arguments are those of `auc`.
 
     Raises:
-        DataError: a probability is outside [0, 1], or all weights are 0, or see `auc`.
+        DataError: a probability is outside [0, 1], all weights are 0, or an argument breaks a rule of `auc`.
     """
     return clicks.log_loss(*_probabilities(labels, probabilities, weights))
 
@@ -139,7 +139,7 @@ def _checked_weights(weights: Floats) -> Floats:
     return weights
 
 
-# Measures of lists. Each measure is a mean over users.
+# Measures of lists. Each measure except `coverage` is a mean over users.
 
 
 class _Terms(NamedTuple):
@@ -266,7 +266,8 @@ def novelty(
 
     Raises:
         ConfigError: k is below 1.
-        DataError: all lists are empty; there are no users in `seen`; or see `hit_rate`.
+        DataError: all lists are empty, there are no users in `seen`, or an argument breaks a rule of
+            `hit_rate`.
     """
     return _novelties(recommended, seen, k, weights).mean()
 
@@ -302,8 +303,8 @@ def coverage(recommended: Collections, catalogue: ArrayLike, k: int | None = Non
 
     Raises:
         ConfigError: k is below 1.
-        DataError: the catalogue is empty, or a list has an item that is not in the catalogue; or see
-            `hit_rate`.
+        DataError: the catalogue is empty, a list has an item that is not in the catalogue, or the lists break
+            a rule of `hit_rate`.
     """
     listed, known = _numbered_lists(recommended, [catalogue], "catalogue", k)
     if not len(known.ids):
@@ -322,7 +323,7 @@ def coverage(recommended: Collections, catalogue: ArrayLike, k: int | None = Non
 def _numbered_lists(
     recommended: Collections, others: Collections, name: str, k: int | None
 ) -> tuple[ranking.IdLists, ranking.IdLists]:
-    """Returns the first k items of lists, and other collections of items, with ids converted to numbers."""
+    """Returns the first k items of each list, and the other collections, with numbers as item ids."""
     if k is not None:
         ranking.require_k(k)
     names = ("recommended", name)
@@ -399,9 +400,9 @@ def interval(
         seed: seed of the weights.
 
     Raises:
-        ConfigError: the measure has no interval, `users` is set for a measure of lists, `replicates` is below
-            1, or `confidence` is not between 0 and 1.
-        DataError: the measure is undefined for all rows or in more than a tenth of the resamples, or an
+        ConfigError: `measure` is not one of the accepted functions, `users` is set for a measure of lists,
+            `replicates` is below 1, or `confidence` is not between 0 and 1.
+        DataError: the measure is undefined for the arguments or in more than a tenth of the resamples, or an
             argument is invalid.
     """
     if replicates < 1 or not 0 < confidence < 1:
@@ -455,7 +456,7 @@ def _resampled_rows(
     if measure is auc and weights is None:
         sums = bootstrap.reduce_replicates(unit, label > 0, score, np.zeros(len(unit), np.int64), resample)
         return bootstrap.combine_replicates([sums], 1)["auc"]
-    order = np.argsort(score, kind="stable")  # the measure sorts faster if rows are already sorted
+    order = np.argsort(score, kind="stable")  # each call of `measure` sorts; sorted rows are faster
     label, score, weight, unit = label[order], score[order], weight[order], unit[order]
     values = []
     for draw in _draws(np.arange(unit.max() + 1), resample):

@@ -1,4 +1,4 @@
-"""A trained model, which scores raw rows and makes the lists of users in this process."""
+"""A trained model, which scores raw rows and ranks items for users in this process."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Model:
         return model
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns a function and its arguments that create the model again, for pickle, copy and joblib.
+        """Returns a function and its arguments with which pickle, copy and joblib create the model again.
 
         Raises:
             DataError: the model is temporary, and one of its files was deleted.
@@ -177,7 +177,7 @@ class Model:
 
     @property
     def kept(self) -> Mapping[str, Any]:
-        """Returns which weights of the training the model keeps (`train.keep`).
+        """Returns which step's weights the training kept for this model (`train.keep`).
 
         `step` and `epoch` (from 1) are the step and epoch of the weights. `metric` and `value` are the
         measure on the validation rows by which the weights were chosen. `best_step` is the step with the best
@@ -196,9 +196,9 @@ class Model:
     def score(self, rows: Frame | pa.RecordBatch) -> Column:
         """Returns the click probability of each raw row, float32, in the order of the rows.
 
-        If `description["scores"]` is not `click_probability`, the result contains scores from 0 to 1 that
-        only order rows. In this case, the model was trained with drawn negatives, or with a loss other than
-        `bce`.
+        If `description["scores"]` is not `click_probability`, the result contains scores from 0 to 1 that are
+        not click probabilities: only their order is meaningful. In this case, the model was trained with
+        drawn negatives, or with a loss other than `bce`.
 
         Args:
             rows: a frame of pandas, Polars or Arrow; see `Workflow.encode`.
@@ -243,7 +243,7 @@ class Model:
 
         Args:
             folder: a folder that does not exist yet.
-            formats: number formats with fewer bits, in which each ONNX program is also written.
+            formats: formats with fewer bits per number. Each ONNX program is also written in each of them.
             compiled: whether each program is also compiled by AOTInductor, for the processor of this machine.
 
         Returns:
@@ -252,8 +252,8 @@ class Model:
         Raises:
             ConfigError: the folder exists or is not a local path, a format does not exist, a package is not
                 installed, or there is no C++ compiler for compiled programs.
-            InfrastructureError: the folder cannot be written, or a program differs too much from the
-                model.
+            InfrastructureError: the folder cannot be written, or the outputs of a program differ too much
+                from those of the model.
         """
         require_onnx()
         from scoring.model.export import export
@@ -273,11 +273,11 @@ class Model:
         Args:
             folder: the repository, which may exist. The next version of its ensemble `nightrank` uses the
                 model.
-            backend: where the model runs: in Triton's backend of ONNX Runtime, in this backend with TensorRT
-                on a GPU, or in ONNX Runtime in Triton's Python backend.
+            backend: what runs the model: Triton's ONNX Runtime backend (`onnxruntime`), the same backend with
+                TensorRT on a GPU (`tensorrt`), or ONNX Runtime in Triton's Python backend (`python`).
             online: whether to add the ensemble `nightrank_online`, which looks up the features of users and
                 items in the store that the sink `redis` fills.
-            variant: `treatment` for the model of the treatment of an experiment. Its ensemble is
+            variant: `treatment` if the model is an experiment's treatment. Then the ensemble is named
                 `nightrank_treatment`.
 
         Returns:
@@ -288,8 +288,8 @@ class Model:
                 not written by this project; a raw column has the name of an input or output of the ensemble;
                 `online` does not support the scope of a feature; or a package is not installed.
             DataError: a file of the repository is damaged.
-            InfrastructureError: the repository cannot be written, or the program differs too much from the
-                model.
+            InfrastructureError: the repository cannot be written, or the outputs of the program differ too
+                much from those of the model.
         """
         require_onnx()
         from scoring.serving.repository import add_to_repository
@@ -318,7 +318,7 @@ class Model:
             k: maximum number of items of a list; None for `score.k` of the configuration, or 10.
             context: maps raw columns of the context features to their values; None for `score.context` of
                 the configuration. If the lake was opened with its configuration, a column without a value
-                has the most frequent value of the train rows of the run date.
+                gets its most frequent value in the train split of the run date.
             unknown: what happens if a user is not in the table of users. `raise`: DataError. `skip`: the user
                 has no list.
 
@@ -329,8 +329,8 @@ class Model:
         Raises:
             ConfigError: a context value is missing, a feature depends on user and item together, `k` is not a
                 positive integer, `user_ids` is one text, or the model has no run date.
-            DataError: a user is unknown, the run date has no candidates, or they were made with another
-                workflow than the model.
+            DataError: a user is unknown, the run date has no candidates, or the candidates were made with a
+                workflow other than the model's.
         """
         keys = list(dict.fromkeys(str(user) for user in listed("user_ids", user_ids)))
         require_length(k)
@@ -351,12 +351,12 @@ class Model:
         loss of the steps since the previous point. The AUC has a separate axis on the right,
         `ax.figure.axes[-1]`. A dotted line marks the best step, if a measure chose the weights (`kept`).
 
-        model.json does not contain the number of steps of an epoch. The plot uses the smallest number that is
-        consistent with the history. It is the true number if an entry of the history is at the end of an
-        epoch.
+        model.json does not contain the number of steps of an epoch. The plot uses the smallest number of
+        steps per epoch that is consistent with the history. This number is exact if an entry of the history
+        is at the end of an epoch.
 
         Args:
-            ax: the Axes of matplotlib that are drawn on; None for those of a new figure.
+            ax: the Axes of matplotlib to draw on; None for a new figure.
 
         Returns:
             The Axes. The figure is not shown: call `matplotlib.pyplot.show()` outside notebooks, or
@@ -372,11 +372,12 @@ class Model:
     def plot_calibration(
         self, rows: Frame | pa.RecordBatch, labels: ArrayLike, ax: Axes | None = None
     ) -> Axes:
-        """Plots the reliability diagram: the share of clicks by mean probability, in ten groups of rows.
+        """Plots the reliability diagram: share of clicks against mean probability, for ten groups of rows.
 
-        The groups are tenths of the rows by probability. The points of a calibrated model are on the gray
-        diagonal. The legend has the log loss and the expected calibration error. This error is the mean
-        vertical distance of the points from the diagonal, weighted by rows (Naeini et al. 2015, section 2).
+        The rows are ordered by probability, and each group is a tenth of them. The points of a calibrated
+        model are on the gray diagonal. The legend has the log loss and the expected calibration error. This
+        error is the mean vertical distance of the points from the diagonal, weighted by rows (Naeini et al.
+        2015, section 2).
 
         If the model was trained with drawn negatives (`description["scores"]` is `probability`), it predicts
         the share of clicks among clicks and drawn negatives. For such a model, `rows` must contain drawn
@@ -385,19 +386,19 @@ class Model:
         Args:
             rows: N raw rows, as for `score`.
             labels: (N,) 0 or 1, in the order of the rows. An index of pandas is not used.
-            ax: the Axes of matplotlib that are drawn on; None for those of a new figure.
+            ax: the Axes of matplotlib to draw on; None for a new figure.
 
         Returns:
             The Axes; see `plot_history`.
 
         Raises:
-            ConfigError: the scores of the model are not probabilities; or matplotlib is not installed, `ax`
-                is not an Axes, or see `score`.
-            DataError: there are no rows, a label is not 0 or 1, or lengths differ; or see `score`.
+            ConfigError: the scores of the model are not probabilities, matplotlib is not installed, `ax` is
+                not an Axes, or `score` raises this error.
+            DataError: there are no rows, a label is not 0 or 1, lengths differ, or `score` raises this error.
         """
         if self.description.get("scores") == "ranking":
             raise ConfigError(
-                f"the scores of model {self.version} order rows, and are not probabilities",
+                f"the scores of model {self.version} are not probabilities; they only order rows",
                 "use plot_roc or plot_precision_recall, or train a model with the loss bce",
             )
         plots.require_axes(ax)
@@ -418,7 +419,7 @@ class Model:
     def plot_precision_recall(
         self, rows: Frame | pa.RecordBatch, labels: ArrayLike, ax: Axes | None = None
     ) -> Axes:
-        """Plots the precision by the recall for each threshold.
+        """Plots precision against recall, with a point for each threshold.
 
         The points are those of sklearn.metrics.precision_recall_curve. The legend has the average precision,
         and the gray line is the share of clicks. Arguments, result and errors are those of
@@ -444,8 +445,8 @@ class Model:
         A column that the model does not use has a drop of 0. If two columns contain the same information, the
         drop of each may be small (L. Breiman, Machine Learning 45, 2001, section 10; sklearn.inspection.
         permutation_importance has the same mean and standard deviation). The model scores the rows once, and
-        `repeats` times for each column. So pass a sample of a large day. Use rows on which the model was not
-        trained. The same arguments give the same result.
+        `repeats` times for each column. So for a large day, pass a sample of its rows. Use rows on which the
+        model was not trained. The same arguments give the same result.
 
         Args:
             rows: N raw rows, as for `score`.
@@ -460,8 +461,9 @@ class Model:
 
         Raises:
             ConfigError: a name in `columns` is not a raw column, `repeats` or `seed` is not an integer in its
-                range, or see `score`.
-            DataError: all labels are equal, a label is not 0 or 1, or lengths differ; or see `score`.
+                range, or `score` raises this error.
+            DataError: all labels are equal, a label is not 0 or 1, lengths differ, or `score` raises this
+                error.
         """
         return as_kind(kind_of(rows), self._importance(rows, labels, columns, repeats, seed))
 
@@ -480,7 +482,7 @@ class Model:
         Arguments and errors are those of `importance`.
 
         Args:
-            ax: the Axes of matplotlib that are drawn on; None for those of a new figure.
+            ax: the Axes of matplotlib to draw on; None for a new figure.
 
         Returns:
             The Axes; see `plot_history`.
@@ -529,22 +531,22 @@ class Model:
         """Plots the vectors of a feature's values, such as items, at their first two principal components.
 
         Values that users chose together tend to be near each other. Read the shares of the variance on the
-        axes: if they are small, distances in the plot say little.
+        axes: if they are small, distances in the plot are not reliable.
 
         Args:
             feature: as for `vectors`.
             groups: maps values to the names of groups, such as items to categories. The ten largest groups
                 have colours. None: all points have one colour.
-            most: number of values, the most frequent ones.
-            labels: number of values whose names are written, the most frequent ones.
-            ax: the Axes of matplotlib that are drawn on; None for those of a new figure.
+            most: maximum number of points; the most frequent values are drawn.
+            labels: number of points that are labelled; the most frequent values are labelled.
+            ax: the Axes of matplotlib to draw on; None for a new figure.
 
         Returns:
             The Axes; see `plot_history`.
 
         Raises:
-            ConfigError: matplotlib is not installed, `ax` is not an Axes, or see `vectors`.
-            DataError: there are fewer than three values, or see `vectors`.
+            ConfigError: matplotlib is not installed, `ax` is not an Axes, or `vectors` raises this error.
+            DataError: there are fewer than three values, or `vectors` raises this error.
         """
         plots.require_axes(ax)
         table = self.vectors(feature, most)
@@ -663,8 +665,8 @@ class UserLists:
     ) -> pa.Table:
         """Returns the lists of the users `keys`; arguments, result and errors are those of `recommend`.
 
-        Without `exclude_seen`, a user's excluded items are also candidates. This has an effect only if the
-        source of the candidates is `all_items`.
+        If `exclude_seen` is false, the lists may contain items that are excluded for the user. This has an
+        effect only if the source of the candidates is `all_items`.
         """
         require_listable(self.info.spec)
         needed = self.info.spec.workflow_version

@@ -120,7 +120,7 @@ class OnlineReader:
             A table with the columns and types of the table `users` of the lake. The key is the first column.
 
         Raises:
-            DataError: the sink does not deliver users, or see `current`.
+            DataError: the sink does not deliver users, or `current` raises this error.
         """
         return self._features("users", keys)
 

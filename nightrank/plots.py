@@ -41,7 +41,7 @@ def draw_history(
     Args:
         description: the content of model.json.
         measured: the measures of the validation rows, from `Model.metrics`.
-        ax: the Axes; None for those of a new figure.
+        ax: the Axes; None for a new figure.
 
     Raises:
         DataError: model.json has no history.
@@ -77,7 +77,7 @@ def draw_history(
 def _draw_measure(
     axes: Axes, measured: Sequence[Mapping[str, Any]], steps: int, name: str, color: str, label: str
 ) -> list[Any]:
-    """Draws a measure of the validation rows. Returns a list with its line; empty if it was not measured."""
+    """Draws a measure of the validation rows. Returns its line in a list, which is empty without values."""
     points = [(entry["step"] / steps, entry[name]) for entry in measured if entry[name] is not None]
     return axes.plot(*zip(*points, strict=True), marker="o", color=color, label=label) if points else []
 
@@ -86,8 +86,8 @@ def _steps_per_epoch(history: Sequence[Mapping[str, Any]]) -> int:
     """Returns the smallest number of steps per epoch that is consistent with the history.
 
     model.json does not contain this number. With n steps per epoch, step s is in epoch ⌈s / n⌉ - 1, counted
-    from 0. So n is at least s / (epoch + 1). At the last step of an epoch, this bound equals n. The last
-    entry of the history is at the last step of the training.
+    from 0. So n is at least s / (epoch + 1). At the last step of an epoch, this bound equals n. So the result
+    is exact if an entry of the history, such as the last one, is at the end of an epoch.
     """
     return max(-(-int(entry["step"]) // (int(entry["epoch"]) + 1)) for entry in history)
 
@@ -96,7 +96,7 @@ def _steps_per_epoch(history: Sequence[Mapping[str, Any]]) -> int:
 
 
 def draw_calibration(labels: ArrayLike, probabilities: ArrayLike, ax: Axes | None) -> Axes:
-    """Draws the share of clicks by mean probability in ten groups; see `Model.plot_calibration`.
+    """Draws the share of clicks against the mean probability of ten groups; see `Model.plot_calibration`.
 
     Args:
         labels, probabilities: (N,) 0 or 1, and the predicted probability of 1.
@@ -120,10 +120,10 @@ def draw_calibration(labels: ArrayLike, probabilities: ArrayLike, ax: Axes | Non
 
 
 def draw_roc(labels: ArrayLike, scores: ArrayLike, ax: Axes | None) -> Axes:
-    """Draws the ROC curve; see `Model.plot_roc`. Arguments are those of `roc_points`, and the Axes.
+    """Draws the ROC curve on `ax`; see `Model.plot_roc`. The other arguments are those of `roc_points`.
 
     Raises:
-        DataError: all labels are equal, or see `roc_points`.
+        DataError: all labels are equal, or `roc_points` raises this error.
     """
     area = metrics.auc(labels, scores)
     curve = roc_points(labels, scores)
@@ -136,10 +136,10 @@ def draw_roc(labels: ArrayLike, scores: ArrayLike, ax: Axes | None) -> Axes:
 
 
 def draw_precision_recall(labels: ArrayLike, scores: ArrayLike, ax: Axes | None) -> Axes:
-    """Draws precision by recall; see `Model.plot_precision_recall`. Arguments are those of `draw_roc`.
+    """Draws precision against recall; see `Model.plot_precision_recall`. Arguments are those of `draw_roc`.
 
     Raises:
-        DataError: no label is 1, or see `roc_points`.
+        DataError: no label is 1, or `roc_points` raises this error.
     """
     mean = metrics.average_precision(labels, scores)
     curve = precision_recall_points(labels, scores)
@@ -284,8 +284,8 @@ def principal_components(vectors: ArrayLike) -> Components:
 
     The vectors are centred and not scaled. The components are eigenvectors of the covariance matrix, whose
     size does not depend on the number of vectors (I. Jolliffe, Principal Component Analysis, 2002, chapter
-    1). The largest number of a component by absolute value is positive, so the same vectors have the same
-    map.
+    1). The entry of a component with the largest absolute value is made positive, so equal vectors always
+    have the same map.
 
     Args:
         vectors: (N, E) finite numbers.
@@ -322,7 +322,7 @@ def draw_map(
         vectors: (N, E) finite numbers.
         names: the names of the vectors.
         groups: maps names to groups, which have colours; None for one colour.
-        labels: number of names to write, from the first one on.
+        labels: number of points that are labelled; the first vectors are labelled.
         ax: the Axes; None for those of a new figure.
 
     Raises:

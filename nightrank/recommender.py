@@ -92,8 +92,9 @@ class Recommender(Estimator):
     wheel, both need the extra `recommender`.
 
     `fit` divides the interactions by time. It trains the model on the first 80%, and measures it on the next
-    10% at the end of each epoch. These measures choose the number of steps. With `refit`, `fit` then trains a
-    new model for this number of steps on all interactions. No feature of a row depends on later rows.
+    10% at the end of each epoch. The step with the best measures determines the number of training steps.
+    With `refit`, `fit` then trains a new model for that number of steps on all interactions. No feature of a
+    row depends on later rows.
 
     The same arguments and rows give the same lists on the same machine.
 
@@ -103,16 +104,16 @@ class Recommender(Estimator):
             wide_and_deep, logistic_regression). docs/models.md describes them.
         user, item: the columns of the interactions with the user and the item: integers or texts.
         time: the column with the time: timestamps, dates, or seconds since 1970. Times without a zone are
-            UTC. None: the rows are in the order of time.
+            UTC. None: the rows must be in the order of time.
         label: the column that says which rows are positive: 0, 1 or booleans, such as a click on a shown
             item. None: each row is an item that the user chose, and other items are drawn as negatives.
         epochs: maximum number of passes over the rows.
         batch_size: number of rows of a step, without drawn items.
-        learning_rate: learning rate of the dense layers. None: 0.003, or 0.001 for models that compare items
+        learning_rate: learning rate of the dense layers. None: 0.003, or 0.001 for models that rank items
             (sasrec, hstu, bert4rec, mult_vae, two_tower).
         embedding_learning_rate: learning rate of the embeddings. None: 0.15 with row-wise Adagrad, or 0.001
-            with lazy Adam for models that compare items.
-        refit: whether a model that is trained on all interactions makes the lists.
+            with lazy Adam for models that rank items.
+        refit: whether the lists come from a new model that is trained on all interactions.
         device: auto, cpu or cuda.
         seed: seed of initial weights, order of rows, drawn items and dropout.
         settings: settings of the architecture, such as embedding_dim=64 (docs/models.md). conf/models
@@ -268,7 +269,7 @@ class Recommender(Estimator):
         Returns:
             A mapping: `users` (number of users with a relevant item), `unknown_users` (number of these users
             without an interaction in `fit`), `hit_rate`, `ndcg`, `recall`, `precision`,
-            `mean_average_precision` and `mean_reciprocal_rank` (each with its interval; docs of
+            `mean_average_precision` and `mean_reciprocal_rank` (each with its interval; see
             nightrank.metrics), and `coverage`.
 
         Raises:

@@ -61,8 +61,8 @@ def make_config(folder: str, tables: Mapping[str, pa.Table], training: Training)
     features, scopes = _features(tables, recipe)
     model = training.model_section(has_dense=any(group["kind"] == "dense" for group in features))
     lengths = (model.get("multi_hot") or {}).get("lengths") or {}
-    # If there are labels, a click model learns from the rows with label 0, too. All other models need drawn
-    # items as negatives.
+    # A click model whose interactions have labels learns from the rows with label 0. In all other cases, the
+    # negatives are drawn items.
     draws = not has_labels or recipe.loss != "bce"
     sections = {
         "name": _NAME,
@@ -169,14 +169,14 @@ class Trained:
 def train_in(
     folder: str, tables: Mapping[str, pa.Table], training: Training, last_time: int | None
 ) -> Trained:
-    """Makes a lake in an empty folder, trains a model, and builds the candidates of its users.
+    """Creates a lake in an empty folder, trains a model, and builds each user's candidates.
 
     Args:
         folder, tables, training: as for `make_config`.
         last_time: the latest time of an interaction, in µs since 1970-01-01 UTC; None without times.
 
     Raises:
-        ConfigError: see `make_config`, or the architecture does not accept the features.
+        ConfigError: a setting is wrong (see `make_config`), or the architecture does not accept the features.
         DataError: the rows are too few for a training.
         InfrastructureError: a file cannot be written.
     """
@@ -194,7 +194,8 @@ def train_in(
     context = RunContext(_NAME, config, run_date, in_process=True)
     workers = LocalWorkers(len(os.sched_getaffinity(0)), lambda: context.spark)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"petastorm\.")  # warnings about names that are patterns
+        # Petastorm warns that column names are used as patterns.
+        warnings.filterwarnings("ignore", module=r"petastorm\.")
         built = build(workers, plan_of(config), context.lake, run_date, None, context.phase)
         plan = make_plan(config, context.lake, built.dataset)
         with shown_progress() as report:

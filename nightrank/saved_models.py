@@ -87,7 +87,7 @@ def read_files(info: ModelInfo) -> dict[str, bytes]:
 
 
 def write_files(files: Mapping[str, bytes], lake: LakePaths, name: str, version: str) -> ModelInfo:
-    """Writes files as `read_files` returned them to a lake on a local disk. Returns the model in this lake.
+    """Writes the result of `read_files` to a lake on a local disk. Returns the model in that lake.
 
     Raises:
         InfrastructureError: a file cannot be written.

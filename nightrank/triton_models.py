@@ -1,8 +1,8 @@
-"""Models of Triton's Python backend, which the files model.py of a model repository import (docs/exports.md).
+"""Models for Triton's Python backend. The model.py files of a model repository import this module.
 
-The server's Python needs this package. It does not need torch or Spark. Triton calls a model with several
-requests of some rows, and the model returns one response per request. It computes all requests of a call
-together.
+The Python of the server must have this package (docs/exports.md), but neither torch nor Spark. Triton passes
+several requests to a model at once, each with some rows. The model computes the rows of all requests
+together, and returns one response per request.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ class _Layout:
 
     Attributes:
         dense: (D,), the dense features.
-        ids: the features that are ids or lists of ids, with their `first` column and `number` of columns.
+        ids: one mapping per feature with ids: its name (`feature`), the position of its first column in
+            `categorical` (`first`), and its number of columns (`number`).
     """
 
     dense: Sequence[str]
@@ -223,7 +224,7 @@ class _Layout:
 
 
 def _load_workflow(folder: Path) -> tuple[Workflow, _Layout]:
-    """Returns the workflow of a version of the model `workflow`, and the layout of the ranker's inputs."""
+    """Returns the workflow, and the layout of the ranker's inputs, from the folder of a model version."""
     layout = json.loads((folder / "export.json").read_text(encoding="utf-8"))["inputs"]
     return (
         Workflow.load(folder / "workflow"),
@@ -265,7 +266,7 @@ def _column(name: str, values: np.ndarray, kind: str) -> pa.Array:
 
 
 def _list(name: str, row: int, text: str, kind: str) -> list[Any] | None:
-    """Returns the list of a text in JSON; None for an empty text."""
+    """Parses a text in JSON as a list; None for an empty text."""
     if not text:
         return None
     try:

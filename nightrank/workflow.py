@@ -62,7 +62,7 @@ class Workflow:
         self._types = checked_types(types or {})
         self._label = label
         self._fitted: LocalWorkflow | None = None
-        self._fitted_on: str | None = None  # digest of the rows, if features depend on the order of rows
+        self._fitted_on: str | None = None  # digest of these rows, if features depend on their order
         inputs, others = columns_of(self._groups, label)
         unknown = sorted(set(self._types) - {*inputs, *others})
         if unknown:
@@ -133,8 +133,8 @@ class Workflow:
                 read are copied to this process, even from a frame of Spark.
 
         Raises:
-            ConfigError: the workflow is already fitted and was loaded, `rows` is not a frame, or an operator
-                does not accept the type of a column.
+            ConfigError: the workflow was loaded, so it cannot be fitted; `rows` is not a frame; or an
+                operator does not accept the type of a column.
             DataError: a column is missing or has an invalid value, or a statistic of a column cannot be
                 computed.
         """
@@ -145,17 +145,17 @@ class Workflow:
         """Learns from training rows, and returns the features for training a model.
 
         The result differs from `fit(rows).transform(rows)` only if the workflow has the operator
-        target_encoding. The mean that this operator computes for a row leaves out the rows of the row's fold.
-        So the features of a row do not depend on its own label. The fold of a row depends on its position.
-        build_features does the same for training rows.
+        target_encoding. This operator divides the training rows into folds, and encodes a row with the mean
+        label of the rows in other folds. So the features of a row do not depend on its own label. The fold of
+        a row depends on its position. build_features does the same for training rows.
 
         Args:
             rows: as for `fit`.
             keep: columns of `rows` that precede the features, such as the label.
 
         Raises:
-            ConfigError: see `fit` and `transform`; or the workflow has the operator target_encoding, and
-                `rows` is a frame of Spark, whose rows have no position.
+            ConfigError: `fit` or `transform` raises this error; or the workflow has the operator
+                target_encoding, and `rows` is a frame of Spark, whose rows have no position.
             DataError: see `fit`.
         """
         fitted, table = self._learn(rows)
@@ -175,13 +175,13 @@ class Workflow:
     def transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
         """Returns the features of rows, as a frame of the same kind, in the order of the rows.
 
-        All rows are treated as rows outside the training; use `fit_transform` for training rows. No row is
-        left out.
+        All rows are treated as rows that `fit` did not read. For training rows, use `fit_transform`. No row
+        is left out.
 
         Args:
             rows: a frame of pandas, Polars, Arrow or Spark with the columns `raw_columns`. Spark transforms
-                its frames in Python workers when the result is used. A wrong value then stops the Spark job,
-                and the error counts rows from the beginning of a batch.
+                its frames in Python workers when the result is used. A wrong value then stops the Spark job;
+                the row number in the error is the position in a batch.
             keep: columns of `rows` that precede the features, such as keys.
 
         Raises:
@@ -207,7 +207,7 @@ class Workflow:
     def encode(self, rows: Frame | pa.RecordBatch, features: Sequence[str] | None = None) -> Frame:
         """Returns the features of raw rows, as a frame of the same kind as `rows`, in the order of the rows.
 
-        Rows are treated as rows outside the training days, so target encodings are those of all training
+        Rows are treated as rows that `fit` did not read, so a target encoding is the mean over all training
         rows. Values that are not in a vocabulary of the workflow get the id of unknown values.
 
         Integers may have any integer type. They may also be floats with NaN for nulls, as in pandas. Columns
@@ -269,8 +269,8 @@ class Workflow:
             label: the column that the model predicts; None for the label of the workflow.
 
         Raises:
-            ConfigError: a feature contains the label; or the workflow has the operator target_encoding, and
-                was fitted on other rows or was loaded; or see `encode`.
+            ConfigError: a feature contains the label; the workflow has the operator target_encoding, and was
+                fitted on other rows or was loaded; or `encode` raises this error.
             DataError: see `encode`.
         """
         fitted = self._require_fitted()
@@ -383,7 +383,7 @@ ColumnType = Literal["int", "float", "string", "ints", "strings"]
 
 
 def read_groups(features: Sequence[Group] | str) -> list[FeatureGroup]:
-    """Returns the groups of a section `features`, which may be a YAML text with or without its heading.
+    """Returns the groups of a section `features`: a list, or a YAML text with or without this key.
 
     Raises:
         ConfigError: the section is not a list of groups, or a group has a wrong key or value.
@@ -452,15 +452,15 @@ def is_out_of_fold(workflow: LocalWorkflow) -> bool:
 
 
 def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) -> str:
-    """Returns a digest of the values in training rows from which features are computed, in their order.
+    """Returns a digest of training rows, which depends on the order of the rows.
 
-    The digest is the same for all kinds of frames.
+    The digest covers the values from which features are computed. It is the same for all kinds of frames.
 
     Args:
         workflow: the workflow that was fitted on the rows.
         rows: the rows, with the raw columns of the workflow.
-        others: further columns that operators may have measured. Of these columns, only those with numbers
-            are part of the digest.
+        others: columns that operators read only during the fit. Of these columns, the digest covers only
+            those with numbers.
 
     Raises:
         DataError: a raw column is missing, or has a value that does not fit its type.
@@ -474,7 +474,8 @@ def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) 
 def refuse_label(workflow: LocalWorkflow, label: str, other_names: Sequence[str]) -> None:
     """Raises ConfigError if a feature contains the label of its row, or a statistic that includes this label.
 
-    The operator target_encoding may read the label, because it leaves out the rows of the same fold.
+    The operator target_encoding may read the label, because it encodes a row without the labels of the row's
+    own fold.
 
     Args:
         workflow: the workflow that computes the features.
@@ -487,12 +488,12 @@ def refuse_label(workflow: LocalWorkflow, label: str, other_names: Sequence[str]
             "remove the column from the features, or pass another `label`",
         )
     for description in workflow.descriptions:
-        # A description contains the names of measured columns as Python texts.
+        # The description of a fitted operator contains repr(name) for each column that the fit measured.
         measured = [name for name in (label, *other_names) if repr(name) in description]
         if measured and "join_groupby(" in description:
             raise ConfigError(
                 f"join_groupby would compute features of a row from the label {measured[0]!r} of this row",
-                "use target_encoding, which leaves out the fold of a row",
+                "use target_encoding, which encodes a row without the labels of the row's own fold",
             )
 
 

@@ -191,7 +191,7 @@ def _training_line(entry: Mapping[str, Any]) -> str:
 
 
 def _time_left(entry: Mapping[str, Any], steps: int) -> str:
-    """Returns the time of `steps` further steps at the speed of the entry, as text."""
+    """Returns, as text, how long `steps` more steps take at the speed of the entry."""
     seconds = round(steps * entry["batch_rows"] / max(entry["rows_per_s"], 1))
     hours, minutes = seconds // 3600, seconds // 60 % 60
     clock = f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"

@@ -563,7 +563,7 @@ def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label
     return frame(x, y, marks, title, description)
 
 
-# Draws trials: dots over an axis of any kind, and a line of the best values.
+# Draws the trials of a search: a dot for each trial, and a line with the best value so far.
 
 
 def dot_chart(
@@ -610,7 +610,8 @@ def dot_chart(
     return join([legend(names), frame(x, y, marks, title, description)])
 
 
-# Draws values with their intervals: a difference with the gate's limit, or the values of several names.
+# Draws values with intervals: either one difference with the gate's limit, or one row for each of several
+# values.
 
 _TICK = 6
 _SPAN_ROW, _ROWS_TOP, _ROWS_BOTTOM = 30, 8, 42
@@ -626,7 +627,7 @@ class Span:
         name: name of the value.
         value: the value.
         low, high: ends of the interval. If they are equal, no interval is drawn.
-        points: single values with the mean `value`, which are also drawn; empty for none.
+        points: the single values whose mean is `value`. They are also drawn.
     """
 
     name: str
@@ -637,7 +638,7 @@ class Span:
 
 
 def interval_chart(title: str, span: Span, limit: float, *, x_label: str, limit_name: str) -> Html:
-    """Returns a chart of a value and its interval, with lines at zero and at the limit of the interval."""
+    """Returns a chart of a value and its interval, with lines at zero and at `limit`."""
     x = axis([span.low, span.high, 0.0, limit], x_label, most_ticks=5)
     y = Axis("", 0.0, 1.0, (), str)
     marks = [

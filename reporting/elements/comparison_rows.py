@@ -1,4 +1,4 @@
-"""The rows of the table of a comparison, as texts."""
+"""Formats the rows of the table of a comparison (of models and settings) as texts."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def lead(*children: Child) -> Html:
 
 
 def missing(what: str, job: str) -> Html:
-    """Returns the sentence that is shown if facts are missing. It names the job that writes the facts."""
+    """Returns the sentence that is shown in place of missing results. It names the job that writes them."""
     return tag("p", f"{what}: ", tag("code", job), " has no result for this run date.", class_="missing")
 
 

@@ -1,1 +1,1 @@
-"""Reads the facts that reports show from the manifests of the lake."""
+"""Reads the results of jobs that reports show. They are in the manifests and run records of the lake."""

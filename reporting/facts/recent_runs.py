@@ -1,6 +1,6 @@
-"""Reads the facts of the last thirty days for the report: one entry per run date.
+"""Reads the results of the last thirty days for the report: one entry per run date.
 
-The facts come from run records and manifests.
+The results come from run records and manifests.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class DayFacts:
-    """The facts of one run date. A value is None if no run record and no manifest contains it.
+    """The results of one run date. A value is None if no run record and no manifest contains it.
 
     Attributes:
         dt: the run date.
@@ -75,14 +75,14 @@ class DayFacts:
         score_psi: the PSI of the scores of the new lists, compared with the last published lists.
         churn: the share of items in a user's new list that are not in the user's last published list,
             averaged over users.
-        seconds: maps each group of jobs (GROUPS) to the seconds of its jobs together. Only the last
+        seconds: maps each group of jobs (GROUPS) to the total seconds of its jobs. Only the last
             successful attempt of each job counts.
         rows_per_s: maps each job to the rows per second of its last successful attempt. For train_model,
             these are the rows that the model was trained on.
         core_s, cost: core seconds and cost of all attempts of all jobs, including failed attempts.
         failures: the failed attempts.
-        has_run: whether a stage of a run was started for this date. Other dates may have figures too, because
-            a run reads the log of its train days.
+        has_run: whether a stage of a run was started for this date. A date without a run may also have
+            figures about its log, because runs of later dates read this log.
     """
 
     dt: str
@@ -113,10 +113,10 @@ class DayFacts:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """The facts of several run dates.
+    """The results of several run dates.
 
     Attributes:
-        days: the facts of each date for which a run was started, oldest first.
+        days: the results of each date for which a run was started, oldest first.
         currency: the currency of the costs; None if no cost is known.
     """
 
@@ -126,8 +126,7 @@ class RunHistory:
 
 def read_history(config: Config, run_date: str, days: int = DAYS) -> RunHistory:
     """Reads the run records and manifests of the last `days` dates up to `run_date`."""
-    # Create this lake without a recorder, because earlier run dates are not inputs of the run that draws the
-    # page.
+    # Do not record these reads for lineage: earlier run dates are not inputs of the run that draws the page.
     lake, dates = LakePaths(config.lake), dates_up_to(run_date, days)
     of_date: dict[str, list[RunRecord]] = {dt: [] for dt in dates}
     all_records = read_records(lake, dates, config.name)
@@ -142,7 +141,7 @@ def read_history(config: Config, run_date: str, days: int = DAYS) -> RunHistory:
 def _day(
     config: Config, lake: LakePaths, dt: str, records: Sequence[RunRecord], all_records: Sequence[RunRecord]
 ) -> DayFacts:
-    """Reads the facts of one run date from its run records and manifests.
+    """Reads the results of one run date from its run records and manifests.
 
     `all_records` contains the records of all dates.
     """
@@ -186,8 +185,8 @@ def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) 
 
     Args:
         records: the records whose failures are returned.
-        others: records of other dates. If a stage has a record in `others`, its exit code in the record of
-            `nightly` does not count as a second failure.
+        others: records of other dates, because a run also starts stages for other dates. A failure in these
+            records is not counted again from the exit codes of `nightly`.
     """
     failed = [record for record in records if record.failed and record.job != "nightly"]
     failures = [_failure(record) for record in failed]
@@ -314,5 +313,5 @@ def _manifest_of(partition: Partition) -> tuple[int | None, Mapping[str, int]]:
 
 
 def _facts(partition: Partition) -> Mapping[str, Any]:
-    """Returns the facts in the manifest of a partition; empty if the partition is not published."""
+    """Returns the `facts` of a partition's manifest; empty if the partition is not published."""
     return read_manifest(partition).facts if is_published(partition) else {}

@@ -1,4 +1,4 @@
-"""Reads the facts of one run for the report from manifests. If facts are missing, they are None or empty."""
+"""Reads the results of one run for the report from manifests. Missing results are None or empty."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Day:
     Attributes:
         split: the split.
         dt: the day.
-        rows_in: number of rows that were read of the complete day.
+        rows_in: number of rows that were read for the complete day.
         rows: number of rows of the day in this split.
         dropped: maps each reason to the number of rows of the complete day that were left out for this
             reason.
@@ -67,7 +67,7 @@ class MeasuredRelevance:
 
     Attributes:
         dt: the date of the lists.
-        values: the published facts.
+        values: the measures, which are the `facts` of the manifest.
     """
 
     dt: str
@@ -91,7 +91,7 @@ class DataQuality:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts of one run date.
+    """The results of one run date.
 
     Attributes:
         mode: whether the workflow was fitted, extended or applied; None without a dataset.
@@ -99,13 +99,13 @@ class RunFacts:
         missing: the numbers of users and of items of the log without a row in their table of attributes.
             Without a table of users (or items), it has no entry for users (or items).
         quality: the data report. It exists even if a limit of the section `quality` stopped the run.
-        evaluation: the facts that evaluate_model published on this date; None for a run without training.
+        evaluation: the results that evaluate_model published on this date; None for a run without training.
         model: the content of a model.json. It describes the challenger that was trained on this date or,
             without training, the model that made the lists. It never describes a refit, because refits have
             no measures.
         changes: the comparison of the new lists with the last published lists. It exists even if the new
             lists were not published.
-        delivery: the facts of deliver_recommendations; None if the lists were not delivered.
+        delivery: the results of deliver_recommendations; None if the lists were not delivered.
         measure: the measured relevance of the lists of this date or, if these lists have not been measured
             yet, of the lists of the previous day.
         per_positive: the value of negatives.per_positive; None without the section `negatives`.
@@ -130,7 +130,7 @@ class RunFacts:
 
     @property
     def of_choices(self) -> bool:
-        """Returns whether the log contains only rows that users chose.
+        """Returns whether each row of the log is an item that a user chose.
 
         In such a log, the click rate has no meaning.
         """
@@ -139,7 +139,7 @@ class RunFacts:
 
     @property
     def judged_scores(self) -> ScoreKind:
-        """Returns the kind of the scores of the model whose test figures `judged` returns."""
+        """Returns the kind of scores (such as probabilities) of the model that `judged` describes."""
         return cast(ScoreKind, (self.judged or {}).get("scores", self.model_scores))
 
     @property
@@ -160,7 +160,7 @@ class RunFacts:
 
 
 def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> RunFacts:
-    """Reads the facts that the jobs of a run date published.
+    """Reads the results that the jobs of a run date published.
 
     Args:
         config: the configuration.
@@ -209,7 +209,7 @@ def earlier_run_dates(config: Config, run_date: str) -> list[str]:
 
 
 def published_facts(partition: Partition) -> Mapping[str, Any] | None:
-    """Returns the facts in the manifest of a partition; None if the partition is not published."""
+    """Returns the `facts` of a partition's manifest; None if the partition is not published."""
     manifest = _published(partition)
     return None if manifest is None else manifest.facts
 

@@ -54,7 +54,7 @@ _SAMPLE_USERS = 4
 
 
 def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> tuple[RunFacts, Html]:
-    """Returns the facts of a run, and the complete HTML page of the report.
+    """Returns the results of a run, and the complete HTML page that reports them.
 
     Args:
         config: the configuration.
@@ -253,7 +253,7 @@ def _search(comparison: Comparison, search: SearchResult) -> Section:
 
 
 def best_so_far(points: Sequence[tuple[float, float]], measure: str) -> list[tuple[float, float]]:
-    """Returns the best value up to each trial as the points of a line with steps.
+    """Returns the points of a step line: for each trial, the best value so far.
 
     Args:
         points: pairs (trial, value), ascending by trial.
@@ -300,7 +300,7 @@ def _search_sentence(comparison: Comparison, search: SearchResult) -> str:
     ]
     if search.repeated:
         repeated = counted(len(search.repeated), "other trial")
-        sentences.append(f"{repeated} had the settings of an earlier trial, which was not trained again.")
+        sentences.append(f"{repeated} had the settings of an earlier trial, so no model was trained.")
     if pruned:
         sentences.append(
             "The value of a pruned trial is that of its last evaluation; pruned trials are not ranked."

@@ -27,7 +27,7 @@ from storage.paths import LakePaths, Partition
 # Columns of a list that are shown; lists of earlier releases have no reason.
 ENTRY = ("position", "item_id", "score", "reason")
 
-# Facts that differ between the variants of an experiment.
+# The entries of `facts` that differ between the variants of an experiment.
 _OF_VARIANT = ("model_version", "workflow_version", VARIANT)
 
 
@@ -38,12 +38,12 @@ class InspectedList:
     Attributes:
         user: the id of the user.
         run_date: the date of the list.
-        facts: the facts in the manifest of the lists, such as model_version, workflow_version, scored_at and
+        facts: values from the manifest of the lists, such as model_version, workflow_version, scored_at and
             k. During an experiment, they contain the variant of the user, and the versions are those of this
             variant.
         spec: the features of the workflow version.
-        entries: one dictionary {position, item_id, score, reason} per list entry, ordered by position. It has
-            the key `title` if the date has titles of items.
+        entries: one dictionary {position, item_id, score, reason} per list entry, ordered by position. The
+            dictionaries have the key `title`, too, if the date has titles of items.
         user_features: maps each feature of the user to its encoded value.
         item_features: maps each item to its features: a mapping from the name of a feature to its encoded
             value. Items that are no longer in the table `items` are left out.
@@ -99,7 +99,7 @@ def find(lake: LakePaths, run_date: str, user: str, negatives: Negatives | None 
 
 
 def _facts_of_list(manifest: Manifest, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the facts of the lists; during an experiment, with the versions of the user's variant."""
+    """Returns the attribute `facts`; during an experiment, with the versions of the user's variant."""
     facts = dict(manifest.facts)
     if rows and VARIANT in rows[0]:
         if rows[0]["model_version"] != facts["model_version"]:
@@ -303,6 +303,6 @@ def _clicked(user_list: InspectedList) -> str:
 
 
 def _short(title: str) -> str:
-    """Returns a title, or its beginning, in one line of a table."""
+    """Returns a title on one line, truncated if it is long."""
     words = " ".join(title.split())
     return words if len(words) <= _TITLE_WIDTH else f"{words[: _TITLE_WIDTH - 1]}…"

@@ -32,11 +32,11 @@ METRICS: Mapping[str, str] = {
     "nightrank_run_exit_code": "Exit code of the last run: 0 done, 2 configuration, 3 data, 4 infrastructure",
     "nightrank_run_end_timestamp_seconds": "When the last run ended, in seconds since 1970",
     "nightrank_run_date_timestamp_seconds": "Midnight UTC of the run date of the last run",
-    "nightrank_run_seconds": "Seconds the last run took",
+    "nightrank_run_seconds": "Duration of the last run in seconds",
     "nightrank_phase_seconds": "Seconds by phase of the last run (label phase)",
-    "nightrank_rows_in": "Rows the last run read",
-    "nightrank_rows_out": "Rows the last run published",
-    "nightrank_rows_dropped": "Rows the last run left out (label reason)",
+    "nightrank_rows_in": "Rows that the last run read",
+    "nightrank_rows_out": "Rows that the last run published",
+    "nightrank_rows_dropped": "Rows that the last run left out (label reason)",
     "nightrank_warnings": "Warnings of the last run",
     "nightrank_core_seconds": "Core seconds that the last run reserved",
     "nightrank_cost": "Cost of the last run, if a price is configured (label currency)",
@@ -45,10 +45,10 @@ METRICS: Mapping[str, str] = {
     "nightrank_spark_failed_tasks": "Tasks of the last run that failed",
     "nightrank_spark_task_seconds": "Sum of the durations of the tasks of the last run, in seconds",
     "nightrank_spark_gc_seconds": "Sum of the seconds of garbage collection of the tasks of the last run",
-    "nightrank_spark_input_bytes": "Bytes Spark read from storage in the last run",
-    "nightrank_spark_output_bytes": "Bytes Spark wrote to storage in the last run",
-    "nightrank_spark_shuffle_write_bytes": "Bytes the last run wrote to shuffles",
-    "nightrank_spark_spilled_bytes": "Bytes the last run wrote to disk because memory was short",
+    "nightrank_spark_input_bytes": "Bytes that Spark read from storage in the last run",
+    "nightrank_spark_output_bytes": "Bytes that Spark wrote to storage in the last run",
+    "nightrank_spark_shuffle_write_bytes": "Bytes that the last run wrote to shuffles",
+    "nightrank_spark_spilled_bytes": "Bytes that the last run wrote to disk because memory was short",
     # Only a successful run replaces these two metrics.
     "nightrank_last_success_timestamp_seconds": "When the last successful run ended, in seconds since 1970",
     "nightrank_last_success_date_timestamp_seconds": "Midnight UTC of the run date of the last "
@@ -97,7 +97,7 @@ def run_text(record: RunRecord) -> str:
 
 
 def success_text(record: RunRecord) -> str:
-    """Returns the metrics of the last successful run, in Prometheus's text format.
+    """Returns the metrics that only a successful run sets, in Prometheus's text format.
 
     Returns an empty string if this run failed.
     """

@@ -27,7 +27,7 @@ from storage.job_summary import JobSummary
 from storage.lineage import RunLineage
 from storage.paths import LakePaths
 
-# Reads the work that Spark did for a job: stages and executors, from the status store of the session.
+# Reads from the session's status store which stages Spark ran for a job, and on which executors.
 
 _MOST_STAGES = 200
 _DRAIN_MS = 2_000
@@ -74,11 +74,11 @@ class SparkWork:
 
     Attributes:
         application_id: Spark's id of the session.
-        executors: number of executors that Spark still lists. The driver counts as an executor if it runs
-            tasks itself.
+        executors: number of executors that the status store lists. The driver counts as an executor if it
+            runs tasks itself.
         cores: number of cores of these executors.
-        core_s: number of cores times lifetime in seconds during the job, added over the executors and the
-            driver.
+        core_s: core seconds, summed over the executors and the driver: number of cores times the seconds of
+            the job in which the executor or driver existed.
         total: the sums over the tasks of all stages.
         stages: the stages with the largest task_s, as flat dictionaries, in the order of the stage ids.
         stages_left_out: number of stages that are not in `stages`.
@@ -169,7 +169,10 @@ def spark_work(
 
 
 def _ran_since(stage: Mapping[str, Any], since_s: float) -> bool:
-    """Returns whether a stage ran, and was submitted at `since_s` or later (Spark rounds to milliseconds)."""
+    """Returns whether a stage ran, and was submitted at `since_s` or later.
+
+    Spark rounds times to milliseconds.
+    """
     if stage["status"] in ("SKIPPED", "PENDING"):
         return False
     submitted = _seconds(stage.get("submissionTime"))
@@ -278,7 +281,7 @@ class Observer:
         observer = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
         logging.getLogger("nightrank").addHandler(observer._warnings)
         if config.watch.openlineage is not None:
-            with suppress(ConfigError):  # the job check_config reports this error
+            with suppress(ConfigError):  # only the job check_config stops because of this error
                 observer._lineage = LineageSender(config.watch.openlineage)
         if observer._lineage is not None:
             with _harmless("the lineage event that starts this run is not sent"):
@@ -441,7 +444,7 @@ class LineageSender:
     `OPENLINEAGE__TRANSPORT__AUTH`, and the file `openlineage.yml`.
 
     Args:
-        transport: the key `watch.openlineage`: the type of the transport and its settings.
+        transport: the value of `watch.openlineage`, with the type of the transport and its settings.
 
     Raises:
         ConfigError: the transport does not exist, or it lacks a setting or a package.
@@ -450,7 +453,7 @@ class LineageSender:
     def __init__(self, transport: Mapping[str, Any]) -> None:
         from openlineage.client import OpenLineageClient
 
-        settings = {"transport": copy.deepcopy(dict(transport))}  # the client changes its argument
+        settings = {"transport": copy.deepcopy(dict(transport))}  # a copy, because the client changes it
         try:
             self._client = OpenLineageClient(config=settings)
         except Exception as error:  # each transport raises its own types of errors

@@ -2,7 +2,7 @@
 
 Each row is a file in the folder `runs/dt=…`, with one line of JSON. The file is written atomically, has a
 unique name, and is never replaced. So simultaneous runs need no lock, and readers see only complete rows. A
-retry adds a row. A killed job writes no row; if it was a stage of `nightly`, that job writes the row. Any
+retry adds a row. A killed job writes no row; if it was a stage of `nightly`, `nightly` writes the row. Any
 reader of JSON lines can read the folder `runs` as a table.
 """
 
@@ -39,10 +39,10 @@ class RunRecord:
         rows_in, rows_out: number of rows that the job read, and number of rows that it published.
         dropped: maps each reason to the number of rows that were left out for this reason.
         phases: maps the name of each phase to its seconds.
-        facts: facts of the job summary; empty if the job failed.
+        facts: the further values of the job summary; empty if the job failed.
         warnings: the first warnings.
         warning_count: number of all warnings.
-        core_s: core seconds: number of cores that the job reserved, times seconds. A job without a Spark
+        core_s: core seconds that the job reserved (number of cores times seconds). A job without a Spark
             session counts as one core. The job `nightly` counts as no core.
         cost: the cost of core_s in `currency`; None if no price is configured.
         spark: the result of SparkWork.summary(); None if the job had no Spark session.
@@ -86,7 +86,7 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
-        """Returns the run record in a row of the table `runs`.
+        """Converts a row of the table `runs` to a run record.
 
         Columns that a later release added are ignored.
 
@@ -103,7 +103,7 @@ def write_record(lake: LakePaths, record: RunRecord) -> str:
 
     Raises:
         InfrastructureError: the file could not be written.
-        ValueError: a fact is not a JSON value.
+        ValueError: a value in `facts` is not a JSON value.
     """
     began = record.started_at.replace("-", "").replace(":", "")
     name = f"{record.job}-{began}-{record.run_id[:8]}.json"

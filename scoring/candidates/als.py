@@ -6,12 +6,12 @@ tables, als_vectors.py computes the vectors in this process. These vectors diffe
 rounding errors. The rating of a user and an item is the number of clicks or, if rows have weights, the sum of
 their weights. A user's score of an item is the dot product of their vectors.
 
-The initial vectors depend on the seed and on the users' and items' numbers. The order in which MLlib adds
-numbers depends on the order of the ratings. To make the initial vectors and this order reproducible, this
-module numbers users in the order of their keys. It passes the ratings to MLlib in one partition, sorted by
-user and item. MLlib then distributes the ratings over a fixed number of blocks. MLlib adds some partial sums
-in the order in which tasks end, so the vectors of two runs may differ by rounding errors of float64.
-`item_vectors.rounded` removes most of these differences.
+The initial vectors depend on the seed and on the numbers that MLlib gets as ids of users and items. The order
+in which MLlib adds numbers depends on the order of the ratings. To make the initial vectors and this order
+reproducible, this module numbers users in the order of their keys. It passes the ratings to MLlib in one
+partition, sorted by user and item. MLlib then distributes the ratings over a fixed number of blocks. MLlib
+adds some partial sums in the order in which tasks end, so the vectors of two runs may differ by rounding
+errors of float64. `item_vectors.rounded` removes most of these differences.
 """
 
 from __future__ import annotations

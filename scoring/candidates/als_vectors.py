@@ -5,9 +5,9 @@ initial vectors are those of MLlib (`first_vectors`). As in MLlib, the normal eq
 vectors are stored as float32 between the iterations. So the results differ from MLlib's only by rounding
 errors.
 
-c_ui is alpha times the number of clicks of user u on item i, and 1 + c_ui is the confidence of these clicks.
-Y are the item vectors, and n_u is the number of items that user u clicked. The vector of user u solves (Y.
-Hu, Y. Koren, C. Volinsky, ICDM 2008, equation 4; λ n_u as in Y. Zhou et al., Large-scale Parallel
+Let c_ui be `alpha` times the number of clicks of user u on item i, Y the matrix of the item vectors y_i, λ
+the setting `regularization`, and n_u the number of items that user u clicked. The vector x_u of user u solves
+(Y. Hu, Y. Koren, C. Volinsky, ICDM 2008, equation 4; λ n_u as in Y. Zhou et al., Large-scale Parallel
 Collaborative Filtering for the Netflix Prize, AAIM 2008)
 
     (YᵀY + Σ_i c_ui y_i y_iᵀ + λ n_u I) x_u = Σ_i (1 + c_ui) y_i
@@ -33,7 +33,7 @@ from torch import Tensor
 from conf.errors import DataError
 from scoring.candidates.source_settings import AlsParameters
 
-# Maximum number of elements of each array of a batch of normal equations: 64 MiB.
+# Maximum number of elements of an array in a batch of normal equations (64 MiB).
 _BATCH_ELEMENTS = 1 << 23
 # Constants of Spark's random generator.
 _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
@@ -103,7 +103,7 @@ def fit_vectors(
 
 @torch.inference_mode()
 def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
-    """Returns the vectors of all rows, (R, rank) float32: the solutions for given vectors of the columns."""
+    """Solves for the vectors of all rows, given those of the columns. Returns (R, rank) float32."""
     factors = of_others.double()  # (O, k)
     gram = factors.T @ factors
     solved = torch.empty((len(side.starts) - 1, config.rank))
@@ -165,8 +165,8 @@ def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
 def first_vectors(numbers: int, blocks: int, rank: int, seed: int) -> NDArray[np.float32]:
     """Returns the initial vectors of MLlib's implicit ALS, (numbers, rank); their Euclidean norm is 1.
 
-    Row r belongs to the user with the number r + 1. MLlib distributes users over blocks by the remainder of
-    their number, and draws the vectors of a block in the order of the numbers.
+    Row r belongs to the user with the number r + 1. MLlib puts the user with the number m into block m modulo
+    `blocks`, and draws the vectors of a block in the order of these numbers.
 
     Args:
         numbers: number of users.
@@ -231,7 +231,7 @@ def _states(state: int, count: int) -> Words:
 
 
 def _table(matrix: Words) -> Words:
-    """Returns the product of a matrix of bits with each value of each byte of a state, (8, 256)."""
+    """Returns the product of a bit matrix and each value of each of the 8 bytes of a state: (8, 256)."""
     table = np.zeros((8, 256), np.uint64)
     values = np.arange(256)
     for byte in range(8):

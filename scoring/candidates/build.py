@@ -61,7 +61,7 @@ def publish_candidates(
 ) -> Manifest:
     """Publishes `candidates`, with one row per user.
 
-    The facts in the manifest are the names of the sources, the kind of search of the source `retrieval`
+    The `facts` of the manifest are the names of the sources, the kind of search of the source `retrieval`
     (exact or approximate), and the number of (user, item) pairs that each filter excluded.
     """
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version

@@ -46,7 +46,8 @@ def available_items(items: Rows, seen: Rows | None, out_of_stock: Rows | None) -
     An item that is both out of stock and inactive counts as out of stock.
 
     Args:
-        items: rows with item_key and any other columns. All arguments are tables, or all are frames.
+        items: rows with item_key and any other columns. All arguments are Arrow tables, or all are Spark
+            frames.
         seen: rows with item_key. An item without a row in `seen` is inactive. None skips this filter.
         out_of_stock: rows with distinct item_key. None skips this filter.
 

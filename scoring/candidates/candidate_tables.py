@@ -76,8 +76,8 @@ class CandidateTables:
 def frames_needed(config: Config) -> bool:
     """Returns whether only Spark frames can compute the candidates of a configuration.
 
-    Sources that propose pairs return frames. A filter that compares a float with another type compares texts.
-    Such a filter needs frames, because Spark and Arrow format the same float differently.
+    Sources that propose pairs need frames. So do filters that compare a float with another type: they compare
+    texts, and Spark and Arrow format the same float differently.
     """
     candidates = config.candidates
     return frames_needed_by(candidates) or any(
@@ -115,7 +115,7 @@ def sold_out(rows: Rows, stock: str, texts: Sequence[str]) -> Rows:
 
     Args:
         rows: the rows of a table of items.
-        stock: the column with the stock: numbers, or texts if there are `texts`.
+        stock: the column with the stock: texts if `texts` is not empty, otherwise numbers.
         texts: the texts that mean that an item is out of stock.
     """
     if not isinstance(rows, pa.Table):
@@ -247,7 +247,7 @@ def _segments(context: RunContext, version: str, users: Manifest, attributes: Ro
 
 
 def segment_of(rows: Rows, name: str) -> Rows:
-    """Returns the segments of users: user_key and segment, a text that is equal for equal values.
+    """Returns the segments of users: user_key and segment, a text. Users with equal values have equal texts.
 
     Args:
         rows: rows with user_key and the column `name`, whose values are the segments.

@@ -54,7 +54,7 @@ def observed_items(
 
 
 def has_weights(rows: Rows) -> bool:
-    """Returns whether rows have weights. `rows` has only columns of `candidate_rows`."""
+    """Returns whether rows that candidates are computed from have weights."""
     return WEIGHT in (rows.column_names if isinstance(rows, pa.Table) else rows.columns)
 
 
@@ -70,8 +70,7 @@ def weight_of_clicks(rows: Rows) -> str:
 def within(rows: ReadableRows, days: int | None, run_date: str) -> Rows:
     """Returns the rows of the last `days` days, including the run date; all rows if `days` is None.
 
-    The day of a row is the day of its event_time. If the log has no event_time, it is the date of the
-    partition.
+    The day of a row is the day of its event_time or, if the log has no event_time, the date of its partition.
     """
     if days is None:
         return whole(rows)
@@ -87,7 +86,7 @@ def within(rows: ReadableRows, days: int | None, run_date: str) -> Rows:
 
 
 def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
-    """Returns the condition of `within` in SQL. `first` is the first of the last days."""
+    """Returns the condition of `within` in SQL. `first` is the earliest of these days."""
     if EVENT_TIME in rows.column_names:
         since = days_since_epoch(first) * _DAY_US
         return f"{EVENT_TIME} BETWEEN {since} AND {since + days * _DAY_US - 1}"
@@ -95,7 +94,7 @@ def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
 
 
 def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.Table:
-    """Implements `within` for a table. `first` is the first of the last days."""
+    """Implements `within` for a table. `first` is the earliest of these days."""
     if EVENT_TIME in rows.column_names:
         since = days_since_epoch(first) * _DAY_US
         time = rows[EVENT_TIME]

@@ -56,8 +56,8 @@ Batches = Iterable[pa.RecordBatch]
 
 WEIGHTS = pa.schema([(ITEM_INDEX, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 
-# The sum of the absolute weights of an item is at most this number of units. float32 represents all integers
-# up to 2²⁴ exactly.
+# Weights are rounded to multiples of a unit. The sum of an item's absolute weights is at most 2 to the power
+# of this number, in these units. float32 represents all integers up to 2²⁴ exactly.
 _MOST_UNITS_BITS = 23
 # Part of the message of the RuntimeError that torch raises when the CPU's memory runs out.
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
@@ -97,7 +97,7 @@ def ease_items(
 
 
 def _weights(clicked: Rows, items: np.ndarray, l2: float, device: DeviceKind) -> Rows:
-    """Returns the weights: item_index, and vector with the weights of all items, one row per item."""
+    """Returns the weights, one row per item: item_index, and vector with the weights of all items."""
     if not isinstance(clicked, pa.Table):
         weights_of = _weights_of(items, l2, device)
         pairs = item_pairs(clicked).repartition(1)

@@ -81,7 +81,7 @@ def known_items(
     splits: Sequence[Split] | None = None,
     users: Rows | None = None,
 ) -> tuple[Rows | None, str]:
-    """Returns the items that must not be recommended to each user again, and the name of this filter.
+    """Returns, for each user, the items that must not be recommended again, and the name of this filter.
 
     The settings `repeats` and `candidates.exclude_clicked` determine these items.
 
@@ -200,8 +200,8 @@ def _exclude_of_tables(
 ) -> Exclusions:
     """Implements `exclude` for tables with filters.
 
-    It computes the items that a filter excludes once for each value of the attribute. It unites the lists of
-    all filters for a limited number of users at a time, to limit the memory.
+    For each distinct value of the attribute, it computes once which items a filter excludes. It unites the
+    lists of all filters for a limited number of users at a time, to limit the memory.
     """
     if attributes is None:
         raise ValueError("internal error, please report: filters need the table of user attributes")

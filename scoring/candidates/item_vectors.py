@@ -1,8 +1,8 @@
 """Loads the item vectors of the sources `ease` and `als` in a worker, and makes candidate lists from them.
 
-This module finds the n items with the highest scores, for vectors of every kind. The elements of the vectors
-are rounded to so few bits that every sum of products is exact. Therefore the batch size, the device and its
-order of additions do not change the lists.
+`TopItems` finds the n items with the highest scores; retrieval.py uses it, too. The elements of the vectors
+of `ease` and `als` are rounded to so few bits that every sum of products is exact. Therefore the batch size,
+the device and its order of additions do not change the lists.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from training.device import choose_device
 # of the block with the best items of the earlier blocks. The result is exact and does not depend on the
 # size of the blocks.
 
-# A function (first, last) that returns the float32 scores of these items, without the item `last`, for the U
-# users of a micro-batch: (U, last - first).
+# A function of (first, last) that returns the float32 scores of the items from `first` to `last` - 1, for the
+# U users of a micro-batch: (U, last - first).
 BlockScores = Callable[[int, int], Tensor]
 
 # Number of scores in a block. On a CPU, a block and its ranking keys fit into the caches. On a GPU, a block
@@ -42,7 +42,7 @@ BlockScores = Callable[[int, int], Tensor]
 _CPU_SCORES = 1 << 20
 _GPU_SCORES = 1 << 25
 # Width of the first block of items, in multiples of n. Each further block is twice as wide as the previous
-# one. So about the same number of items enters a list from each block.
+# one, so each block replaces about the same number of items in a list.
 _FIRST_BLOCKS = 4
 # Number of users whose lists are computed together.
 MICRO_BATCH_USERS = 256
@@ -50,13 +50,13 @@ _NO_KEYS = torch.empty(0, dtype=torch.int64)
 
 
 def scores_in_a_block(device: torch.device) -> int:
-    """Returns the maximum number of scores that should be on a device at the same time."""
+    """Returns the number of scores that a device should compute at a time."""
     return _GPU_SCORES if device.type == "cuda" else _CPU_SCORES
 
 
 @dataclass(frozen=True)
 class TopItems:
-    """Selects the best items of users.
+    """Selects the best items for users.
 
     Attributes:
         scorer: name of the model or source that computes the scores, for error messages, such as `retriever
@@ -144,9 +144,9 @@ def batch_of_lists(
 def _keys_of(scores: Tensor, chosen: Tensor, first: int) -> Tensor:
     """Returns the ranking keys of some cells of a matrix of scores.
 
-    Only the cells that `chosen` marks get a key. When the lists of the users are full, few cells are marked,
-    so this saves work. Row u of the result has the keys of the marked cells in row u. The result is as wide
-    as the largest number of marked cells in a row, and NO_CANDIDATE fills shorter rows.
+    Only the cells that `chosen` marks get a key. Once the lists of the users are full, few cells are marked,
+    so few keys are computed. Row u of the result has the keys of the marked cells in row u. The result is as
+    wide as the largest number of marked cells in a row, and NO_CANDIDATE fills shorter rows.
 
     Args:
         scores: (U, width) scores of users and items.
@@ -161,7 +161,7 @@ def _keys_of(scores: Tensor, chosen: Tensor, first: int) -> Tensor:
     return keys
 
 
-# A job has at most two sources with item vectors, whose tasks may alternate in a worker.
+# A worker keeps two tables: a job has at most two sources with item vectors, and their tasks may alternate.
 _TABLES_KEPT = 2
 _LOADING = Lock()  # several threads of this process may load a table at once
 # Bits of a rounded factor. The sum of 1024 products of two rounded factors has at most 50 bits, and a float64
@@ -266,11 +266,11 @@ class ItemVectors:
 
 
 def rounded(vectors: Tensor, by_row: bool = False) -> Tensor:
-    """Rounds vectors to 20 binary digits, counted from the largest element. Returns float64.
+    """Rounds vectors so that the largest element has 20 binary digits. Returns float64.
 
     Args:
         vectors: (R, E) float32.
-        by_row: the digits of each row are counted from the largest element of this row.
+        by_row: whether this is the largest element of each row instead of all rows.
     """
     exact = vectors.double()
     largest = exact.abs().amax(dim=1, keepdim=True) if by_row else exact.abs().max()
@@ -280,7 +280,7 @@ def rounded(vectors: Tensor, by_row: bool = False) -> Tensor:
 
 
 def not_finite(owner: str) -> DataError:
-    """Returns the error for a vector with NaN or infinite elements. `owner` names its user or item."""
+    """Returns the error for a vector with NaN or infinite elements. `owner` names the user or item."""
     return DataError(
         f"source als: the vector of {owner} has NaN or infinite elements",
         "raise `regularization` of the source `als`, or lower its `alpha`",

@@ -1,8 +1,8 @@
 """Sends batches of users to workers, which make the lists of the sources `ease` and `als`.
 
-The module first publishes the tables that sources compute for their items, so that workers can read them. The
-workers are those of Spark, or threads of this process. The driver imports this module, which therefore does
-not import torch. With Spark, only the workers import torch.
+For these and other sources, the module publishes tables with one row per item (such as item vectors), so that
+workers can read them. The workers are those of Spark, or threads of this process. The driver imports this
+module, which therefore does not import torch. With Spark, only the workers import torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from storage.manifest import Manifest, data_files
 from storage.publish import Rules, publish_rows
 from storage.run_context import RunContext
 
-# Publishes the tables that sources of candidates compute for their items, so that workers can read them.
+# Publishes tables with one row per item that sources compute, so that workers can read them.
 
 log = logging.getLogger("nightrank.candidates")
 
@@ -125,13 +125,13 @@ _KINDS = {CANDIDATES: "int", SCORES: "float"}
 
 @dataclass(frozen=True)
 class VectorStore:
-    """Publishes the table that a source computes for its items, so that workers can read it.
+    """Publishes a source's table with one row per item, so that workers can read it.
 
     Attributes:
-        publish: publishes a table with one row per item, and returns the paths of its Parquet files.
-            Arguments: the name of the source; rows with the column item_index, and vector (array<float>),
-            vector and cluster (int), or neighbours and similarities (array<int>); the number of rows; the
-            largest number of array elements of a row.
+        publish: publishes the table, and returns the paths of its Parquet files. Arguments: the name of the
+            source, the rows, their number, and the largest number of array elements of a row. The rows have
+            item_index and either vector (array<float>), vector and cluster (int), or neighbours and
+            similarities (array<int>).
         device: the device on which workers compute.
         checkpoints: folder in which `als` stores the vectors of single iterations. All nodes can write to it.
     """

@@ -1,7 +1,7 @@
 """The source `popular`: proposes the items with the most clicks.
 
-The clicks of all users count, or only the clicks of users in the same segment. If rows have weights, the sum
-of the weights of the clicks takes the place of their number.
+The clicks of all users count, or only the clicks of users in the same segment. If rows have weights, the
+weights of the clicks are added up instead of counting the clicks.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def popular_items(exclusions: Exclusions, popular: Rows, n: int) -> Rows:
 
     The result has the columns user_key, candidates and scores. The popularity of an item is its number of
     clicks c, and its score is log(1 + c). If two items have equally many clicks, the item with the smaller
-    index comes first. If x items are excluded for a user, the n items are among the n + x most popular items.
-    So only the first n + max(x) items are sent to the tasks.
+    index comes first. If x items are excluded for a user, the user's n items are among the n + x most popular
+    ones. So the tasks receive only the n + x most popular items, for the largest x.
 
     Args:
         exclusions: the excluded items of each user.
@@ -136,7 +136,7 @@ def _popular_in_segment_of_table(
 
     Args:
         exclusions: the excluded items of each user.
-        counted: the clicks of each segment on each item: segment, item_index and clicks.
+        counted: the number of clicks by each segment on each item: segment, item_index and clicks.
         known: user_key and segment of the users with a segment.
         n: maximum length of a list.
     """
@@ -171,7 +171,7 @@ def allowed(ranking: Column, n: int) -> Column:
 
 
 def _in_order() -> list[Column]:
-    """Returns the item indices of a group (`ranking`) and their scores, ordered by the column `place`."""
+    """Returns two aggregates in the order of `place`: the item indices (`ranking`), and their scores."""
     score = F.log1p("clicks").cast("float").alias(SCORES)
     entries = F.sort_array(F.collect_list(F.struct("place", ITEM_INDEX, score)))
     return [

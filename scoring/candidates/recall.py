@@ -58,7 +58,7 @@ def measure_recall(
         items: rows with the columns item_index and item_key, one row per item.
         positives: rows with the columns user_key and item_key: the distinct items that each user clicked
             later.
-        warm: rows with the distinct user_key of the warm users. All other users are cold.
+        warm: rows with the distinct user_key of the users with train rows. All other users are cold.
         sources: the names of the sources. The column `sources` has indices into this sequence; it is null for
             the source `all_items`.
     """

@@ -1,8 +1,8 @@
 """Finds the n items whose vectors have the largest dot products with the user's vector (the nearest items).
 
 Exact search compares every user with every item. The vectors of all items are on the device. The device
-computes the dot products of one block of consecutive items at a time (item_vectors.py). So only the memory of
-the vectors grows with the number of items.
+computes the dot products of one block of consecutive items at a time (item_vectors.py). So only the vectors,
+but not the dot products, need more memory if there are more items.
 
 Approximate search compares a user with the items of some clusters. The centroid of a cluster is the mean of
 its item vectors. The dot product of a centroid and a user's vector is therefore the mean of the dot products
@@ -48,7 +48,7 @@ from training.models.factorization import VectorModel
 _BATCH_ITEMS = 8_192
 # faiss returns this index in place of a missing item.
 _MISSING = -1
-# The search requests up to n times this number of additional items, because excluded items are removed later.
+# The search requests additional items, because excluded items are removed later: at most this number times n.
 _MOST_SPARE = 4
 # For fewer users than this, faiss computes each dot product separately. For more users, it uses a matrix
 # product, whose last bits depend on the number of users.
@@ -71,7 +71,7 @@ class ApproximateSearch:
     def of(
         cls, vectors: NDArray[np.float32], clusters: NDArray[np.int32], probes: int, threads: int
     ) -> ApproximateSearch:
-        """Returns the search over N items.
+        """Builds the inverted file of N items.
 
         Args:
             vectors: (N, E) item vectors, by item index; N is at least 1.
@@ -434,7 +434,7 @@ def load_faiss() -> Any:
 
 @contextmanager
 def faiss_threads(threads: int) -> Iterator[None]:
-    """Sets the number of threads of faiss during the block, and then restores the previous number."""
+    """Sets the number of faiss's threads for a `with` block, and then restores the previous number."""
     faiss = load_faiss()
     previous = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)

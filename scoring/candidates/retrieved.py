@@ -77,7 +77,7 @@ def retrieve(
         numbered: the manifest of the table candidate_items.
         excluded: the items that must not be retrieved for a user.
         store: publishes the clusters.
-        users: rows with user_key and the features of scope `user`. None reads the table `users`.
+        users: rows with user_key and the features of scope `user`; None for those of the table `users`.
         items: the partition of `numbered`. If None, it is the run date's partition of the table
             candidate_items.
 
@@ -191,7 +191,7 @@ def retrieved_items(users: Rows, features: Sequence[str], request: RetrievalRequ
 
     The result has the columns user_key, candidates and scores (the dot products). If dot products are equal,
     the smaller item index comes first. If the request names the files of clustered items, the search is
-    approximate: some of the n items may have smaller dot products.
+    approximate: it may miss items with larger dot products.
 
     Args:
         users: rows with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null

@@ -89,7 +89,7 @@ def lists_of_similar_items(
 
 
 def _neighbours(history: Rows, most: int, shrink: float) -> Rows:
-    """Returns the published table: the `most` items that are most similar to each item."""
+    """Computes the table to publish: the `most` items that are most similar to each item."""
     if isinstance(history, pa.Table):
         from scoring.candidates.item_pairs import neighbour_table  # importing this module imports scipy
 
@@ -204,7 +204,7 @@ def nearest(similar: DataFrame, most: int) -> DataFrame:
 # j is not a neighbour of i. With a sparse matrix H of the users' items (1 or 0), the scores of all users
 # are H S. All numbers are integers, so scores are exact.
 
-# A job has at most two sources with neighbours. Tasks of both sources may alternate in a worker.
+# A worker keeps two tables: a job has at most two sources with neighbours, and their tasks may alternate.
 _TABLES_KEPT = 2
 _LOADING = Lock()  # several threads of this process may load a table at once
 # Number of users whose scores are in memory at the same time. A user has at most clicks_per_user · neighbours

@@ -1,4 +1,4 @@
-"""Reads the settings of the sources of candidates from a configuration, and has their protocols."""
+"""Reads the settings of the candidate sources from a configuration, and defines their protocols."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ def read_source(source: SourceSettings, index: int | None = None) -> tuple[Plugi
 
 
 def frames_needed_by(config: Candidates) -> bool:
-    """Returns whether a source proposes pairs. Only Spark can make lists of proposed pairs."""
+    """Returns whether a source proposes (user, item) pairs. Only Spark can make lists of such pairs."""
     return any(not hasattr(plugin.load(), "candidates") for plugin, _ in read_sources(config))
 
 
 def source_digests(config: Candidates) -> dict[str, str]:
-    """Returns the digests of the code of sources of other packages; empty if there are none.
+    """Returns a digest of the code of each source from another package; empty if there are none.
 
     Raises:
         ConfigError: a source cannot be imported.

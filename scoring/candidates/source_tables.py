@@ -1,4 +1,4 @@
-"""The tables that the sources of candidates read, and the proposals that sources of packages return."""
+"""The tables that candidate sources read, and the proposals that sources from other packages return."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ class SourceTables:
     def clicks(self, window_days: int | None) -> Rows:
         """Returns the rows of the last `window_days` days, for sources that count only rows with label 1.
 
-        Rows with label 0 are left out if the rows are read from files, because this saves reading some of
-        them.
+        If the rows are read from files, those with label 0 are left out here, so that fewer rows are read.
         """
         rows = self.rows
         if isinstance(rows, StoredRows):

@@ -1,7 +1,7 @@
 """Unites the candidates of several sources, in the order of the configuration, up to `candidates.max`.
 
-Each source has already limited its lists to its `n` items: in popular.py, item_vectors.py, similar_items.py
-and source_tables.py. A list that is shorter than `candidates.max` is not filled up. A user without proposed
+The sources have already limited each list to `n` items (in popular.py, item_vectors.py, similar_items.py and
+source_tables.py). A list that is shorter than `candidates.max` is not filled up. A user without proposed
 items gets an empty list; scoring/ranking/list_summary.py counts these users.
 
 For a blend, each candidate also gets the scores of all sources that proposed it.
@@ -47,7 +47,8 @@ def unite(users: Rows, lists: Sequence[Rows], most: int | None, *, with_scores: 
     Args:
         users: rows with the column user_key. The result has one row for each of these users.
         lists: the rows of each source, with the columns user_key and candidates (array<int> without repeats),
-            and scores (array<float>) if `with_scores`. Each list has at most `n` items of its source.
+            and scores (array<float>) if `with_scores`. A list has at most as many items as the setting `n` of
+            its source.
         most: maximum length of a user's list; None for no limit.
         with_scores: whether the result has the column source_scores (`add_source_scores`).
 
@@ -98,7 +99,7 @@ def _unite_tables(
         items.append(item)
         sources.append(np.full(len(row), number, np.int8))
     row, item, source_of = np.concatenate(rows), np.concatenate(items), np.concatenate(sources)
-    # The first of several equal pairs comes from the first source.
+    # Keep the first of equal pairs: it comes from the first source that proposed the pair.
     first = np.sort(np.unique(row << 32 | item, return_index=True)[1])
     row, item, source_of = row[first], item[first], source_of[first]
     order = np.argsort(row, kind="stable")  # sorts by user; as the sort is stable, the order of sources stays

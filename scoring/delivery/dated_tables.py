@@ -5,8 +5,7 @@ the rows are a frame of Spark, its tasks write the files. `CatalogueTable` is a 
 Spark's catalogue; Spark writes it.
 
 Each replacement is one commit. So readers see all old or all new rows of the date, and a killed delivery
-changes nothing. Files that a killed delivery has written belong to no version of the table, until a VACUUM
-deletes them.
+changes nothing. The files of a killed delivery belong to no version of the table; a VACUUM deletes them.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ _WAIT_S = 0.2
 _ROWS_PER_FILE = 2_000_000
 _DATE_TYPE = "date32[day]"
 _LOG = "_delta_log"
-# Settings of a Delta table whose rules delta-rs does not check for files that Spark or Arrow has written.
+# Settings of a Delta table that set rules for rows. delta-rs does not check these rules for files that Spark
+# or Arrow has written.
 _RULES = re.compile(r"delta\.constraints\..*|delta\.appendOnly=true")
 # Parts of the errors of Spark if another program has changed the table since this program read it.
 _CONFLICT = re.compile(
@@ -58,7 +58,7 @@ _OTHER_JOB = "run only one delivery per date at a time, and run the job again"
 
 @dataclass(frozen=True)
 class DayRows:
-    """The rows of one date that a table must have.
+    """The rows that a table must have for one date.
 
     Attributes:
         dt: the date.
@@ -102,8 +102,8 @@ class DeltaFolder:
             ConfigError: the folder is no Delta table, is not partitioned by `dt` alone, or has rules that
                 this delivery cannot check.
             DataError: the columns of the table differ from those of the rows.
-            InfrastructureError: the table cannot be read or written, or other programs change the date all
-                the time.
+            InfrastructureError: the table cannot be read or written, or other programs changed the date
+                during each try.
         """
         from deltalake.exceptions import CommitFailedError
 
@@ -230,7 +230,7 @@ class DeltaFolder:
             )
 
     def _has(self, version: DeltaVersion, files: Sequence[DeltaFile], rows: Rows, day: DayRows) -> bool:
-        """Returns whether the date has exactly these rows. The number of stored rows is known to be equal."""
+        """Returns whether the date has exactly these rows. The caller has compared the numbers of rows."""
         paths = [file.path for file in files]
         if any(not all(kept) for kept in kept_rows(version, set(paths)).values()):
             return False
@@ -240,7 +240,7 @@ class DeltaFolder:
         return _are_equal(spark.read.schema(spark_schema(day.columns)).parquet(*paths), rows, day)
 
     def _stored(self, version: DeltaVersion, dt: str, names: Sequence[str] = ()) -> pa.Table:
-        """Returns the columns `names` of the rows of a date; the number of the rows if there are no names.
+        """Returns the columns `names` of the rows of a date or, without names, the number of rows.
 
         pyarrow 14 cannot read the files that delta-rs itself has rewritten, because their Arrow schema has
         the type string_view. DuckDB converts this type.
@@ -259,7 +259,7 @@ class DeltaFolder:
             return connection.sql("SELECT * FROM served").to_arrow_table()
 
     def _write(self, rows: Rows, day: DayRows) -> list[tuple[str, int, int, str]]:
-        """Writes Parquet files, which no version of the table has yet.
+        """Writes Parquet files, without adding them to the table.
 
         Returns (path below the folder of the table, number of rows, number of bytes, statistics) of each
         file.
@@ -351,8 +351,8 @@ class CatalogueTable:
         Raises:
             ConfigError: the session cannot open or create the table, or the table has another format.
             DataError: the columns of the table differ from those of the rows.
-            InfrastructureError: the table cannot be read or written, or other programs change the date all
-                the time.
+            InfrastructureError: the table cannot be read or written, or other programs changed the date
+                during each try.
         """
         rows: DataFrame | None = None
         for attempt in range(_TRIES):
@@ -414,10 +414,10 @@ class CatalogueTable:
 
     def remark(self) -> str:
         """Returns what an auditor should know about erased rows."""
-        how = "a VACUUM" if self.form == "delta" else "expire_snapshots and remove_orphan_files"
-        return (
-            f"files of earlier versions of {self.name} may have rows of these users, until {how} deletes them"
+        how = (
+            "a VACUUM deletes" if self.form == "delta" else "expire_snapshots and remove_orphan_files delete"
         )
+        return f"files of earlier versions of {self.name} may have rows of these users, until {how} them"
 
     def _open(self) -> DataFrame | None:
         from etl.spark.copy_tables import open_table  # imports pyspark, as does spark.error_log
@@ -496,7 +496,7 @@ class CatalogueTable:
 
 
 def require_columns(table: str, known: dict[str, str], wanted: dict[str, str]) -> None:
-    """Raises DataError, with the names and types of columns, if a table has other columns than the rows."""
+    """Raises DataError, with names and types, if the columns of a table differ from those of the rows."""
     differences = [
         f"{name} has the type {known[name]} in the table, but {kind} in the rows"
         for name, kind in wanted.items()
@@ -510,7 +510,7 @@ def require_columns(table: str, known: dict[str, str], wanted: dict[str, str]) -
     ]
     if differences:
         raise DataError(
-            f"the table {table} has other columns than the rows of this delivery: {'; '.join(differences)}",
+            f"the table {table} and the rows to deliver have different columns: {'; '.join(differences)}",
             "a delivery never changes the columns of a table, because its readers depend on them. Change the "
             "columns with ALTER TABLE, or give the sink another `path` or `table`, then run the job again",
         )
@@ -524,8 +524,8 @@ def require_names(table: str, form: str, names: Sequence[str]) -> None:
         wrong = [name for name in wrong if name == DATE or lower.count(name) > 1]
     if wrong:
         raise DataError(
-            f"the table {table} cannot have columns of the names {wrong}: {DATE} is the date, names must "
-            "differ not only in case, and Delta allows no space and none of ,;{}()= in them",
+            f"the table {table} cannot have columns of the names {wrong}: {DATE} is the date, names "
+            "must differ in more than their case, and Delta does not allow spaces or the characters ,;{}()=",
             "rename these features, or leave out this table in `features` of the sink",
         )
 

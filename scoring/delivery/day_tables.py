@@ -115,7 +115,7 @@ class ServedTable(ABC):
 
     @abstractmethod
     def replace(self, table: UnservedTable, digest: str, rows: int, keep_dates: int) -> Replaced:
-        """Serves the rows of a new table instead of the rows of its date, and deletes rows of old dates.
+        """Replaces the served rows of the new table's date by its rows, and deletes rows of old dates.
 
         Readers see all old rows of the date or all new rows.
         """
@@ -233,7 +233,7 @@ class PartitionedTable(ServedTable):
         return [day.date for day in self.days() if self._has_rows(day.date)]
 
     def _has_rows(self, date: str) -> bool:
-        # The partition may be replaced meanwhile, so the query does not name it.
+        # Another delivery may replace the partition at any time, so the query names the whole table.
         return bool(self.database.rows(f"SELECT 1 FROM {self.name} WHERE dt = DATE '{date}' LIMIT 1"))
 
     def is_served(self, date: str, digest: str, rows: int) -> bool:
@@ -283,7 +283,7 @@ class PartitionedTable(ServedTable):
         return Replaced(rows, deleted + self.delete_old(keep_dates))
 
     def _create_indexes(self, table: UnservedTable) -> None:
-        """Creates the indexes that an administrator has added to the served table."""
+        """Creates on the new table the indexes that an administrator has added to the served table."""
         query = """
             SELECT CASE WHEN i.indisunique THEN 'UNIQUE ' ELSE '' END,
                    substring(pg_get_indexdef(i.indexrelid) FROM ' USING .*')
@@ -356,7 +356,7 @@ class PartitionedTable(ServedTable):
         return 0
 
     def delete_users(self, users: Sequence[str], request: EraseRequest) -> int:
-        """Deletes rows in all partitions, and corrects what their comments record."""
+        """Deletes rows in all partitions, and updates the records in the comments of the partitions."""
         deleted = 0
         for day in self.days():
             with self.database.transaction():
@@ -406,7 +406,7 @@ class PlainTable(ServedTable):
         return False
 
     def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
-        """Creates a table without a write-ahead log. It exists only until its rows are copied."""
+        """Creates an unlogged table, because it exists only until its rows are copied."""
         typed = ", ".join(f"{name} {TYPES.get(name, 'text')}" for name in columns)
         self.database.execute(
             f"CREATE UNLOGGED TABLE {table.name} (dt date NOT NULL DEFAULT DATE '{table.date}', {typed})"
@@ -461,7 +461,7 @@ class PlainTable(ServedTable):
 
 @contextmanager
 def new_table(served: ServedTable, date: str) -> Iterator[UnservedTable]:
-    """Names a new table, and holds its session lock during the block.
+    """Names a new table, and holds its session lock during a `with` block.
 
     If the block raises an error, the table is dropped.
     """
@@ -563,5 +563,5 @@ def _unlock(database: Connection, number: str) -> None:
 
 
 def _signed(number: str) -> int:
-    """Returns 8 hex digits as a number of 32 bits with a sign, as PostgreSQL has it."""
+    """Converts 8 hex digits to a signed 32-bit integer, which is PostgreSQL's type of lock numbers."""
     return int.from_bytes(bytes.fromhex(number), "big", signed=True)

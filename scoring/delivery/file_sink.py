@@ -63,7 +63,7 @@ class Files:
     """The files of one date, which a sink can write.
 
     Attributes:
-        write: writes the files into the folder that is its argument. The folder does not exist before.
+        write: writes the files into the folder that is its argument and that does not exist yet.
             Readers ignore its files until the manifest names them.
         count: reads the files of this folder, and returns a mapping of file names to numbers of records.
         ending: the end of the names of these files. Files with another ending are not published.
@@ -191,7 +191,7 @@ Parse = Callable[[bytes], tuple[bytes, list[ListRecord]]]
 
 
 def erase_records(sink: str, folder: str, request: EraseRequest, parse: Parse) -> int:
-    """Publishes each date without the users' records, and immediately deletes all other files of the date.
+    """Publishes each date without the users' records; immediately deletes all files outside the manifest.
 
     Args:
         sink: the name of the sink.

@@ -168,7 +168,7 @@ def list_values(batch: pa.RecordBatch) -> list[str]:
 
 
 def feature_values(batch: pa.RecordBatch, names: Sequence[str]) -> list[str]:
-    """Returns the value of each row: a JSON array with the values of these columns."""
+    """Returns the text to store for each row: a JSON array with the row's values."""
     columns = [texts(batch.column(name)) for name in names]
     return [f"[{','.join(row)}]" for row in zip(*columns, strict=True)] if columns else ["[]"] * len(batch)
 
@@ -312,7 +312,7 @@ def redis_url(url: str) -> str:
 
 @contextmanager
 def redis_errors(address: RedisAddress) -> Iterator[None]:
-    """Converts errors of the server or the network in the block to NightrankErrors.
+    """Converts errors of the server or the network in a `with` block to NightrankErrors.
 
     Raises:
         ConfigError: the server rejects the user, the password or a command of this user.

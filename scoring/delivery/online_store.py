@@ -1,4 +1,4 @@
-"""Writes tables to a key-value store with the Redis protocol, and switches readers to them.
+"""Writes tables to a key-value store with the Redis protocol, and then makes readers use them.
 
 A delivery writes new buckets with a time to live, so the server deletes the buckets of a killed delivery. One
 transaction then replaces the pointer, removes the time to live of the new buckets, and sets a time to live on
@@ -89,7 +89,7 @@ class OnlineStore:
         return None if text is None else Pointer.from_text(text, where)
 
     def is_complete(self, client: Redis, name: str, table: OnlineTable) -> bool:
-        """Returns whether the buckets of a table have as many keys as were delivered."""
+        """Returns whether the buckets of a table still have all keys that were delivered."""
         return self.count(client, table.bucket_names(self.prefix, name)) == table.keys
 
     def write(self, client: Redis, source: Source, rows: Rows) -> OnlineTable:
@@ -117,7 +117,7 @@ class OnlineStore:
         return table
 
     def switch(self, client: Redis, new: Pointer) -> bool:
-        """Switches readers to the tables of a new pointer.
+        """Makes readers use the tables of a new pointer.
 
         Does nothing if the store has lists of a later date.
 

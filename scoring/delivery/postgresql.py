@@ -121,7 +121,7 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commits all statements of the block together, or rolls them back if the block raises an error."""
+        """Commits the statements of a `with` block together; rolls back if the block raises an error."""
         self._connection.setAutoCommit(False)
         try:
             yield
@@ -155,13 +155,13 @@ def refused_parameters(url: str) -> list[str]:
 
 
 def connection_properties(credentials: Credentials) -> dict[str, str]:
-    """Returns the properties of connections from the driver and from workers, with the password."""
+    """Returns the JDBC properties, with the password, of connections from the driver and from workers."""
     return {**_CONNECTION, "user": credentials.user, "password": credentials.password}
 
 
 @contextmanager
 def connect(jar: str, sink: Database, credentials: Credentials) -> Iterator[Connection]:
-    """Opens a connection, and closes it at the end of the block. Errors of PostgreSQL become NightrankErrors.
+    """Opens a connection for a `with` block. Errors of PostgreSQL become NightrankErrors.
 
     Args:
         jar: the path of the JDBC driver on this machine (`driver_on_disk`, `driver_of_spark`).

@@ -73,19 +73,21 @@ def publish_changes(
     rows: int,
     made_of: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Publishes the table list_changes and returns its facts. Call it before the lists are published.
+    """Publishes the table list_changes, and returns the `facts` of its manifest.
+
+    Call it before the lists are published.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
         lists: the new lists, with user_id, item_id and score: a table, or a frame for large lists.
-        facts: the facts of the new lists, as summarize_lists returns them. Their `coverage` is copied.
+        facts: the statistics of the new lists, which summarize_lists returns; `coverage` is copied from them.
         rows: number of entries of the new lists.
         made_of: maps the name of each input of the lists to its digest.
 
     Raises:
-        DataError: a figure exceeds its limit in `score.stop`. The table list_changes is published
-            nevertheless, and names this figure.
+        DataError: a figure exceeds its limit in `score.stop`. Even then, the table list_changes is published;
+            it names this figure.
     """
     before = last_published(context.lake, context.run_date)
     earlier = read_manifest(before) if before else None
@@ -180,8 +182,7 @@ def _against(
 
 
 # Compares the new lists of a run with the lists that were published earlier.
-#
-# Small lists are Arrow tables in the driver, and other lists are Spark frames. The figures of both are equal.
+# Small lists are Arrow tables in the driver, and other lists are Spark frames. Both give the same figures.
 
 # Decimals add up to the same sum in any order.
 _EXACT = "decimal(18,15)"

@@ -19,12 +19,12 @@ COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 
 @dataclass(frozen=True)
 class LakeTable:
-    """A table of all users or items after a run, one row per user or item: features, or titles.
+    """A table with one row for each user or item after a run, such as their features.
 
     Attributes:
         key: the column that names the user or item: `user_key` or `item_key`.
         manifest: the manifest of the partition.
-        read: reads the rows: as an Arrow table if the rows of the lists are an Arrow table, else as a Spark
+        read: returns the rows, as an Arrow table if the rows of the lists are one, otherwise as a Spark
             frame.
     """
 
@@ -120,9 +120,9 @@ class EraseRequest:
 
     Attributes:
         users: their ids.
-        digests: maps old digests of partitions of the lake to the digests without the users. A sink that
-            stores the digest of a partition stores the new digest, so that the next delivery treats the rows
-            as unchanged.
+        digests: maps the digest of each changed partition of the lake to its digest without the users. A sink
+            that stores the digest of a partition stores the new digest, so that the next delivery treats the
+            rows as unchanged.
         open_session: starts the Spark session, for sinks that need it.
         recorder: records the published tables, for lineage.
     """
@@ -140,8 +140,8 @@ class Erased:
     Attributes:
         target: the address of the sink, without a password.
         rows: number of removed rows, lines or keys.
-        remark: a text for the record of the erasure: where bytes of removed rows still exist; empty if
-            nowhere.
+        remark: a text for the record of the erasure, which says where removed rows still exist in old files;
+            empty if nowhere.
     """
 
     target: str

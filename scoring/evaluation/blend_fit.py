@@ -1,4 +1,4 @@
-"""Fits a blend to measured pairs. A blend ranks candidates by the model's logit and the sources' scores.
+"""Fits a blend, which ranks candidates by the model's logit and the scores of the sources.
 
 The blend is a linear function of a pair's features (`features`). Its weights w minimize
 
@@ -9,8 +9,8 @@ cross-entropy of a softmax over these candidates (the listwise loss of Z. Cao et
 Pairwise Approach to Listwise Approach, ICML 2007). Other candidates enter no list, so their order does not
 matter. The function is convex, and Newton's method finds its minimum without random numbers.
 
-The model alone, each source alone and the blend are contenders. Users are divided into folds. The lists of
-the users of a fold are measured with weights that are fitted to the users of the other folds.
+The contenders are the rankings by the model alone, by each source alone, and by the blend. Users are divided
+into folds. The lists of a fold's users are made with weights that are fitted to the users of the other folds.
 """
 
 from __future__ import annotations
@@ -472,7 +472,8 @@ def _segments(segments: Mapping[str, Rows], attributes: Rows | None, features: R
     Args:
         segments: maps the name of each segment to rows with the columns user_key and segment, on the run
             date.
-        attributes: the table of user attributes, if it is configured. Segments of its columns stay unchanged.
+        attributes: the table of user attributes, if it is configured. Segments that are columns of this table
+            are returned unchanged.
         features: the features of all users from before the validation split.
     """
     known = column_names(attributes) if attributes is not None else []

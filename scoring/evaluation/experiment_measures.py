@@ -1,8 +1,8 @@
-"""Compares the variants of an experiment by the next day's clicks. Stops the experiment at a limit.
+"""Compares an experiment's variants by the next day's clicks, and stops it if the treatment is bad.
 
-The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment are computed from
-the sums of its dates up to the measured date. Dates with other models (for example, before a promotion) or
-with another share are left out.
+The sums of a date are stored in the table `experiments/<name>/dt=…`. The figures of the experiment are
+computed from the sums of its dates up to the measured date. Dates with other models (for example, before a
+promotion) or with another share are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LAST_DATE = "9999-12-31"
 def measure_experiment(context: RunContext, published: Manifest, clicked: Rows) -> dict[str, Any] | None:
     """Returns the figures of an experiment as JSON values; None if the lists have only one variant.
 
-    Publishes the sums of the date, and records a stop if the limit `stop_below` is exceeded.
+    Publishes the sums of the date, and records a stop if the treatment is worse than `stop_below` allows.
 
     Args:
         context: the context of the run.
@@ -87,7 +87,7 @@ def _lists(context: RunContext, published: Manifest) -> Rows:
 def _publish(
     context: RunContext, settings: ServingExperiment, published: Manifest, sums: Mapping[str, Sums]
 ) -> None:
-    """Publishes the sums of the date, with the models and the resamples as facts."""
+    """Publishes the sums of the date, with the models and the resamples in the manifest's `facts`."""
     table = to_table(sums)
     publish_rows(
         table,
@@ -101,7 +101,7 @@ def _publish(
 
 
 def _comparable(settings: ServingExperiment, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values that must be equal for two dates. Otherwise the sums of the dates cannot be added."""
+    """Returns the values that must be equal for two dates, so that the dates' sums can be added."""
     models = {name: facts["variants"][name]["model_version"] for name in (CONTROL, TREATMENT)}
     return {
         "models": models,
@@ -318,9 +318,9 @@ def compare_variants(sums: Mapping[str, Sums], confidence: float) -> dict[str, A
         A dictionary of JSON values with these keys:
         - `variants`: maps each variant to `users`, `clicked` (users with a click), `hit_rate`, `ndcg` and
           `mrr` (means over the users with a click), and `hit_user_share` (share of all users who clicked an
-          item of their list). A figure without users is None.
+          item of their list). A mean over no users is None.
         - `differences`: maps each measure to `difference`, `low` and `high`, and to the same figures of the
-          relative difference, (treatment - control) / control. A measure without an interval is missing.
+          relative difference, (treatment - control) / control. A measure without an interval is left out.
     """
     figures = {variant: _figures(of_variant) for variant, of_variant in sums.items()}
     differences = {}

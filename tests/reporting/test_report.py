@@ -431,7 +431,8 @@ def test_shown_entries_have_click_rates_by_position_and_reasons(tmp_path: Path) 
     partition = LakePaths(config.lake).measures.partition(RUN_DATE)
     publish_facts(partition, {**MEASURE, "impressions": facts})
     text = Page(build(config, RUN_DATE)[1]).text
-    assert "75.0% of the users and 7.5% of the entries were shown on 2026-01-09." in text
+    assert "On 2026-01-09, 75.0% of the users with a list of" in text
+    assert "saw entries of their lists. These are 7.5% of all entries." in text
     assert "3 entries were clicked, but are not in the log of impressions." in text
     assert "all 1 60 12 20.0% 12.5% to 25.0%" in text
     assert "all 2 0" not in text
@@ -698,7 +699,7 @@ def test_scores_of_choices_are_not_called_probabilities_or_click_rates(tmp_path:
     assert "Scores The loss of the training compares items" in text
     assert "# Item Score Why Before 1 <script>alert('x')</script> 0.9000" in text
     assert "score of every test row." in text
-    assert "chosen items against drawn items of the test rows" in text
+    assert "on the test rows: chosen items against drawn items" in text
     assert "20 choices in 80 rows (40 choices in 400 rows in training)" in text
     assert "Not compared: the click rate, because the section negatives sets how many rows are no" in text
 

@@ -1,4 +1,4 @@
-"""The sections of the report: functions that convert facts to HTML.
+"""The sections of the report: functions that convert results of jobs to HTML.
 
-If facts are missing, a section names the job that has no result.
+If a result is missing, the section names the job that writes it.
 """

@@ -92,9 +92,8 @@ def _once(days: list[Day]) -> list[Day]:
 def _by_day(days: list[Day], of_choices: bool) -> Html:
     """Returns a table with one row per day and split.
 
-    For a log of choices, a column has the number of choices.
-
-    If a day has rows with times on other days, another column has the number of these rows.
+    If each row of the log is an item that a user chose, a column has the number of such rows.
+    If the event_time of some rows is on another day, a column has the number of these rows.
     """
     with_misdated = any(day.misdated for day in days)
     rows: list[list[Child]] = [
@@ -168,9 +167,9 @@ def render_quality(
 
     Args:
         report: the data report of the run.
-        of_choices: whether the log contains only rows that users chose.
-        with_charts: whether charts show the rows and clicks by day. If a run has published features, the
-            section `data` shows them.
+        of_choices: whether each row of the log is an item that a user chose.
+        with_charts: whether charts show the rows and clicks by day. If the run has published features, the
+            section `data` has these charts.
     """
     if report is None:
         return section("quality", "Data quality", missing("The data report", "build_features"))
@@ -248,7 +247,7 @@ def _findings(findings: Iterable[Finding]) -> Html | None:
 def _charts(compared: DayComparison, of_choices: bool) -> list[Html]:
     """Returns two charts: the number of rows and the click rate, by day.
 
-    For a log of choices, the second chart has the number of choices.
+    If each row of the log is an item that a user chose, the second chart has the number of such rows.
 
     If one partition of the log is divided into splits, the charts show them by split instead.
     """
@@ -264,7 +263,7 @@ def _charts(compared: DayComparison, of_choices: bool) -> list[Html]:
         ("Rows of the log", f"that parsed, by {by}.", [float(piece.rows) for piece in pieces], "rows"),
         ("Choices of the log", f"rows with an item that a user chose, by {by}.", choices, "choices")
         if of_choices
-        else ("Clicks of the log", f"share of these rows, by {by}.", rates, "click rate, %"),
+        else ("Clicks of the log", f"share of the rows that parsed, by {by}.", rates, "click rate, %"),
     )
     return [
         figure(

@@ -15,7 +15,7 @@ def render(run: RunFacts, failure: Failure | None = None, served: str | None = N
     """Returns the head of the page: title, failure, decision and key figures.
 
     Args:
-        run: the facts of the run.
+        run: the results of the run.
         failure: the failure that stopped the run; None if no stage has failed.
         served: which lists are served after the failure; None if the run makes no lists.
 
@@ -54,7 +54,7 @@ def _failure(run: RunFacts, failure: Failure, served: str | None) -> Html:
 def _decision(run: RunFacts, failure: Failure | None) -> Html | None:
     """Returns a sentence: the gate's decision, or which model made the lists, or which jobs have not run.
 
-    Returns None if there is no decision and no list because of a failure.
+    Returns None if the run failed before the decision and the lists.
     """
     if run.evaluation is not None:
         decision = tag(
@@ -118,7 +118,9 @@ def _quality(run: RunFacts) -> Html | None:
     auc, best = run.judged["auc"], run.evaluation.get("best_auc")
     reached = numbers.share_reached(auc, best)
     if reached is None:
-        note = "chosen items against drawn items of the test rows" if run.per_positive else "on the test rows"
+        note = (
+            "on the test rows: chosen items against drawn items" if run.per_positive else "on the test rows"
+        )
         entropy = run.judged.get("normalized_entropy")
         if run.judged_scores != "ranking" and entropy is not None:
             note += f"; normalised entropy {numbers.decimal(entropy)}"
@@ -179,7 +181,7 @@ def _coverage(run: RunFacts) -> Html | None:
 
 
 def _tile(name: str, value: str, note: Child, meter: float | None = None) -> Html:
-    """Returns the tile of a key figure. If `meter` is set, it is a share, which is also drawn as a bar."""
+    """Returns the tile of a key figure. The share `meter`, if it is set, is drawn as a bar."""
     bar = None
     if meter is not None:
         share = min(max(meter, 0.0), 1.0)

@@ -29,10 +29,10 @@ _TIMED = ("build_features", "train_model", "score_daily")
 def render(history: RunHistory, run_date: str, psi_warn: float | None) -> Section | None:
     """Returns the section: charts, a table by run date, and the failed attempts.
 
-    Returns None if there is no run to show. Charts are drawn only if at least two run dates have facts.
+    Returns None if there is no run to show. Charts are drawn only if there are at least two run dates.
 
     Args:
-        history: the facts of the run dates.
+        history: the results of the run dates.
         run_date: the last run date.
         psi_warn: the value of quality.psi_warn. The chart of the drift shows this limit as a line.
     """
@@ -95,7 +95,11 @@ def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | No
         ("Rows of the day", "of the run date's own log, before any rows were dropped.", rows),
         ("Drops", "share of these rows that were dropped, by reason.", _drops(days, names)),
         ("AUC", "of the models that the gate compared.", auc),
-        ("Drift", "of the day from its train days, and of the lists from the last published lists.", drift),
+        (
+            "Drift",
+            "of the day's rows from the train days, and of the scores from the last published lists.",
+            drift,
+        ),
         ("Throughput", "of the last successful attempt.", speed),
         ("Duration", "of the jobs, without the start of Spark processes.", seconds),
         ("Cost", "of all attempts, including failed ones.", _cost(days, names, currency)),
@@ -144,8 +148,8 @@ def _line_charts(days: Sequence[DayFacts], psi_warn: float | None) -> tuple[Html
 def _month_and_day(last: date, x: float) -> str:
     """Returns the date `x` days after `last` as month and day, such as 01-31.
 
-    x is the value of a tick, and at most 0 for a date up to `last`. Returns an empty string if x is above 0
-    or is not a whole number.
+    The argument `x` is the value of a tick; it is negative for days before `last`. Returns an empty string if
+    it is above 0 or not a whole number.
     """
     if abs(x - round(x)) > 1e-9 or x > 0:
         return ""

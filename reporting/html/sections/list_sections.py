@@ -61,8 +61,9 @@ def render_quality(run: RunFacts) -> Section:
         rows.append(["These lists, users new to the log", numbers.count(cold["users"]), *_measures(cold)])
     against = _AGAINST.get(values["against"], str(values["against"]))
     sentence = lead(
-        f"The lists of {run.measure.dt} against {against}, for users known from the train days who clicked: "
-        f"{numbers.times(values['lift'])} the hit rate of the most popular items{_share_of_best(truth)}."
+        f"The lists of {run.measure.dt} against {against}, for users who clicked and are known from the "
+        f"train days: the hit rate is {numbers.times(values['lift'])} that of the most popular "
+        f"items{_share_of_best(truth)}."
     )
     headers = ["Lists", "Users", f"Hit rate @{k}", f"NDCG @{k}", "Item coverage"]
     ranked = table(headers, rows, "Ranking quality")
@@ -84,7 +85,7 @@ def _share_of_best(truth: Mapping[str, Any] | None) -> str:
         return ""
     return (
         f", and {numbers.percent(truth['share_of_best'])} of the hit rate of the best possible lists, "
-        f"which contain the items that the user sees and clicks with the highest true probability"
+        f"which contain the items with the highest true probability that the user sees and clicks them"
     )
 
 
@@ -133,7 +134,7 @@ def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
         table(
             headers,
             rows,
-            "Clicked items that were candidates; an item of several sources counts for the first",
+            "Clicked items that were candidates; an item from several sources counts for the first of them",
         )
     ]
 
@@ -170,8 +171,7 @@ def _measures(values: Mapping[str, Any]) -> list[Child]:
 
 
 # The section about changes: compares the lists with the last published lists.
-#
-# It also shows the exceeded limits, if the lists were not published, and the deliveries.
+# It also shows the deliveries or, if the lists were not published, the limits that they exceed.
 
 
 def render_changes(run: RunFacts) -> Section:
@@ -308,7 +308,7 @@ def render_coverage(run: RunFacts, counts: ItemCounts | None, titles: Titles) ->
         y_written=percent,
     )
     chart = figure(
-        drawn, "Concentration", "share of all list entries that fall on the most recommended items."
+        drawn, "Concentration", "share of all list entries whose item is among the most recommended items."
     )
     return section(
         "coverage",
@@ -334,8 +334,8 @@ def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float,
 def _coverage_lead(items: int, ordered: list[tuple[str, int]], counts: ItemCounts) -> Html:
     """Returns the introductory sentence.
 
-    It contains the number of recommended items, and the share of all list entries that the most recommended
-    tenth of the items has.
+    It contains the number of recommended items, and the share of all list entries whose item is in the most
+    recommended tenth of the items.
     """
     tenth = sum(times for _, times in ordered[: max(1, items // 10)]) / counts.rows
     part = ""

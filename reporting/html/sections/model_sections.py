@@ -110,7 +110,7 @@ def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
 
 
 def _facts(model: Mapping[str, Any], scores: ScoreKind) -> Html:
-    """Returns the facts of the training: its architecture, its initial model and its validation measures.
+    """Returns the description of the training: architecture, initial model and validation measures.
 
     Figures that are undefined for this kind of scores are left out.
     """
@@ -144,7 +144,7 @@ def _facts(model: Mapping[str, Any], scores: ScoreKind) -> Html:
 
 
 def _kept(model: Mapping[str, Any]) -> str | None:
-    """Returns the step of the model's weights; None if no measure chose a step."""
+    """Returns the step whose weights the model has; None if they were not chosen by a measure."""
     kept = model.get("kept") or {}
     if kept.get("metric") is None:
         return None
@@ -200,7 +200,7 @@ _MARKS = {"hold": "stop", "warn": "warn"}
 
 
 def render_gate(run: RunFacts) -> Section:
-    """Returns the section about the gate's decision, from the facts of evaluate_model."""
+    """Returns the section about the gate's decision, from the results of evaluate_model."""
     if run.evaluation is None:
         return section("gate", "Gate", missing("The gate's decision", "evaluate_model"))
     evaluation = run.evaluation
@@ -353,8 +353,8 @@ def _drift(drift: Mapping[str, Any]) -> list[Html]:
 
 # Maps each kind of scores to the reason why there is no calibration.
 _WITHOUT_CALIBRATION: Mapping[ScoreKind, str] = {
-    "probability": "Negatives were drawn for the positive rows, so the size of a score depends on their "
-    "number. Scores order items; they are not click probabilities, and there is no calibration.",
+    "probability": "Negatives were drawn for the positive rows, so the size of a score depends on the "
+    "number of negatives. Scores order items; they are not click probabilities, and there is no calibration.",
     "ranking": "The loss of the training compares items, so a score only orders the items of a user. Scores "
     "are not click probabilities, and there is no calibration.",
 }

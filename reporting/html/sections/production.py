@@ -1,4 +1,4 @@
-"""The sections about production: an experiment with another model, and the entries that users saw."""
+"""The sections about production: an experiment with another model, and the list entries that users saw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEASURES = {
 
 
 def render_experiment(run: RunFacts) -> Section | None:
-    """Returns the section; None if this date's lists and the last measured lists have no experiment."""
+    """Returns the section; None if no experiment made this date's lists or the last measured lists."""
     facts = (run.recommendations.facts.get("experiment") if run.recommendations else None) or {}
     measured = (run.measure.values.get("experiment") if run.measure else None) or {}
     if not facts and not measured:
@@ -163,9 +163,9 @@ def _impressions_lead(facts: Mapping[str, Any], date: str) -> Html:
     """Returns the introductory sentences."""
     users, entries = facts["users"], facts["entries"]
     words: list[Child] = [
-        f"Of the lists of {date}, {numbers.percent(facts['users_shown'] / users if users else None)} of the "
-        f"users and {numbers.percent(facts['entries_shown'] / entries if entries else None)} of the entries "
-        f"were shown on {facts['day']}. "
+        f"On {facts['day']}, {numbers.percent(facts['users_shown'] / users if users else None)} of the users "
+        f"with a list of {date} saw entries of their lists. These are "
+        f"{numbers.percent(facts['entries_shown'] / entries if entries else None)} of all entries. "
     ]
     if facts["clicked_not_shown"]:
         number = facts["clicked_not_shown"]
@@ -195,8 +195,8 @@ def _rates(facts: Mapping[str, Any], date: str) -> Html:
 def _explored(facts: Mapping[str, Any]) -> Html:
     """Returns a table of the click rates of explored positions.
 
-    It compares the click rate in the order that exploration drew with an estimate for the order of the
-    scores.
+    It compares the click rate of the items in the order that exploration drew with an estimate of the click
+    rate in the order of their scores.
     """
     explored = facts["explored"]
     names = {"click_rate": "As drawn", "by_score": "In the order of the scores", "difference": "Difference"}

@@ -54,7 +54,8 @@ def _of_logs(lake: LakePaths, run_date: str) -> list[StageTime]:
     for log in sorted(folder.glob("*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
         summary = JobSummary.in_log(log)
         seconds = dict(summary.seconds) if summary else {}
-        if seconds and log.stem != "report":  # a job summary in the report's log is old
+        # The job `report` is still running, so a summary in its log is that of an earlier attempt.
+        if seconds and log.stem != "report":
             stage_times.append(StageTime(log.stem, float(seconds.pop("total")), seconds))
     return stage_times
 

@@ -4,8 +4,8 @@ A package adds a source by an entry point of the group `nightrank.candidate_sour
 contains
 
     class Settings(SourceSettings)   the keys of the source (conf/list_types.py). Its docstring describes
-                                     the source. If a source of another package uses the base class `Strict`
-                                     instead, it also gets the keys n and window_days
+                                     the source. A source of another package may use the base class `Strict`;
+                                     then the keys n and window_days are added to its keys
 
 and one of these two functions:
 
@@ -18,6 +18,6 @@ and one of these two functions:
                                      source_tables.py joins and sorts the pairs, and keeps
                                      the best n of each user
 
-Every job reads the settings, and so imports the modules. To keep this fast, a module imports the packages
-that its functions need inside these functions.
+Every job reads the settings, so it imports these modules. To keep these imports fast, import large packages,
+such as torch, only inside functions.
 """

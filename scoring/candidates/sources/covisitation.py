@@ -1,4 +1,4 @@
-"""The source `covisitation`: proposes items clicked by users who clicked the same items as this user.
+"""The source `covisitation`: proposes items that many users clicked together with the user's items.
 
 scoring/candidates/similar_items.py has the formula of the similarity of two items. The weight of a user is
 1 / (number of the user's items), which scales the user's row to unit length. So users with many clicks do not
@@ -31,7 +31,7 @@ class Settings(WindowedSource):
 
     clicks_per_user: PositiveInt = Field(
         default=50,
-        description="Number of distinct items of a user that are used: those that the user clicked last. "
+        description="Number of items of a user that are used: the distinct items that the user clicked last. "
         "The limit bounds the number of item pairs of very active users.",
     )
     neighbours: PositiveInt = Field(

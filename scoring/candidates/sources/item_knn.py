@@ -34,7 +34,7 @@ class Settings(WindowedSource):
 
     clicks_per_user: PositiveInt = Field(
         default=200,
-        description="Number of distinct items of a user that are used: those that the user clicked last. "
+        description="Number of items of a user that are used: the distinct items that the user clicked last. "
         "The limit bounds the number of item pairs of very active users.",
     )
     neighbours: PositiveInt = Field(

@@ -72,7 +72,7 @@ def deliver_to(module: ModuleType, settings: SinkSettings, lists: PublishedLists
     if not isinstance(delivered, Delivered):
         raise ConfigError(
             f"the sink {settings.name} returned a {type(delivered).__name__}, not a Delivered",
-            f"let the function deliver of {module.__name__} return the place and the number of the lists",
+            f"let `deliver` of {module.__name__} return a Delivered: the target and the number of entries",
         )
     return delivered
 
@@ -96,7 +96,7 @@ def check_access(deliver: Deliver) -> None:
     """Checks that each sink's user, password and driver exist where the configuration names them.
 
     Raises:
-        ConfigError: a user, a password or a driver is missing, or see `read_settings`.
+        ConfigError: a user, a password or a driver is missing, or `read_settings` raises this error.
     """
     for module, settings in read_settings(deliver):
         check = getattr(module, "check", None)

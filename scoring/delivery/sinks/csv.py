@@ -65,9 +65,9 @@ class Settings(FileSinkSettings):
     user_columns: list[str] = Field(
         default=[],
         description="Columns of the section `users` that follow the id of the user in each line, such as "
-        "[email]. They must have the type string there. They are read from the files of this table when the "
-        "lists are delivered; neither the lake nor a model has them unless `features` names them. A user "
-        "without a value has an empty field.",
+        "[email]. That section must declare the type string for them. They are read from the table of users "
+        "when the lists are delivered; unless `features` names them, the lake and models do not contain "
+        "them. A user without a value has an empty field.",
     )
     compression: Literal["none", "gzip"] = Field(
         default="none", description="Compression of the files. `none`: plain text. `gzip`: gzip files."
@@ -126,7 +126,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
 
 def erase(sink: Settings, request: EraseRequest) -> Erased:
-    """Removes the lines of users from the files of all dates, and immediately deletes all other files."""
+    """Removes the lines of users from the files of all dates, and immediately deletes the replaced files."""
     return Erased(sink.path, erase_records(sink.name, sink.path, request, parse_csv))
 
 

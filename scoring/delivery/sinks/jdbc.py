@@ -77,9 +77,9 @@ class Settings(SinkSettings):
     connections: PositiveInt = Field(default=8, description="Number of tasks that write at the same time.")
     driver_jar: str | None = Field(
         default=None,
-        description="Path of the jar of the JDBC driver. With a local path, a small run starts no Spark. "
-        "Null: the driver is in Spark's folder of jars, or on Spark's class path by the option --packages of "
-        "spark-submit.",
+        description="Path of the jar of the JDBC driver. With a local path, a small run does not start "
+        "Spark. Null: the driver is in Spark's folder of jars, or on Spark's class path by the option "
+        "--packages of spark-submit.",
     )
 
     @field_validator("url")
@@ -105,7 +105,7 @@ class Settings(SinkSettings):
 
 
 def _has_driver(sink: Settings) -> bool:
-    """Returns whether this process can connect without Spark, which would otherwise fetch the driver."""
+    """Returns whether this process can connect without Spark. Otherwise, Spark fetches the driver."""
     return driver_on_disk(sink) is not None
 
 
@@ -180,7 +180,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
                 )
             served.require_keys(table)
             replaced = served.replace(table, digest, expected, sink.keep_dates)
-        drop_abandoned(served)  # also tables whose last statement has ended in the meantime
+        drop_abandoned(served)  # also drops tables that were in use when this delivery began
     return Delivered(target, expected, replaced.written, replaced.deleted)
 
 
@@ -213,7 +213,7 @@ def _load(sink: Settings, rows: Rows, copy: CopyRows) -> int:
     try:
         stored = records(map_batches(parts, copy, spark_types(_COPIED)))
     except Exception as error:
-        raised = raised_in(str(error))  # Spark returns the text of a worker's error
+        raised = raised_in(str(error))  # Spark's error contains the worker's error as text
         if raised is None:
             raise
         raise raised from error

@@ -1,6 +1,6 @@
 """The Redis sink: delivers lists, and optionally features, to a key-value store for serving programs.
 
-online_store.py writes the tables, switches readers to them, and lets old tables expire.
+online_store.py writes the tables, makes readers use them, and lets old tables expire.
 
 The sink supports Redis, Valkey and other servers with the Redis protocol. It does not support Redis Cluster.
 """
@@ -33,10 +33,10 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:{}-]{1,100}")
 class Settings(SinkSettings):
     """Lists of users in Redis, for programs that look up one user at a time.
 
-    A delivery switches readers to all new lists at once.
+    Readers see all new lists of a delivery at the same moment.
 
-    With `features`, it also delivers the features of users and items, and switches readers to them at the
-    same time.
+    With `features`, the sink also delivers the features of users and items, which readers see at the same
+    moment, too.
     """
 
     url: str = Field(
