@@ -44,8 +44,9 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 def concat_parts(parts: Iterable[pa.Table]) -> pa.Table:
     """Returns the rows of all parts of a table. The parts have the same columns, of the same types.
 
-    Spark marks columns without nulls, and Arrow does not. Both also write their own metadata. This function
-    accepts parts that differ in these marks and metadata, which `pa.concat_tables` would refuse.
+    Spark marks columns that cannot be null in the schema, and Arrow does not. Each also writes its own
+    metadata. `pa.concat_tables` would refuse parts with different marks or metadata; this function accepts
+    them.
     """
     return pa.concat_tables([_plain(part) for part in parts])
 
@@ -177,8 +178,8 @@ def read_table(
     The rows are the same even if the partition was replaced in the meantime.
 
     Raises:
-        DataError: a file does not exist or is damaged, or the manifest lacks a column, or the manifest has a
-            type that this release does not support.
+        DataError: a file does not exist or is damaged, the manifest lacks a column, or a column has a type
+            that this release does not support.
         InfrastructureError: a file could not be read.
     """
     schema = known_schema(partition, manifest, columns)
@@ -191,7 +192,7 @@ def known_schema(partition: Partition, manifest: Manifest, columns: Sequence[str
     """Returns the Arrow types of some or all columns of a manifest.
 
     Raises:
-        DataError: the manifest lacks a column, or it has a type that this release does not support.
+        DataError: the manifest lacks a column, or a column has a type that this release does not support.
     """
     names = [name for name, _ in manifest.schema] if columns is None else list(columns)
     kinds = dict(manifest.schema)

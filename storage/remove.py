@@ -1,4 +1,4 @@
-"""Removes dates from a table, and files that no manifest lists; lists the files of a lake."""
+"""Lists the files of a lake, and deletes dates of tables and files that no manifest lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage.manifest import MANIFEST_NAME, Manifest, is_published, load_manifes
 from storage.other_tools import LOCK_NAME
 from storage.paths import DATA, LakePaths, Partition, Table
 
-# A file in a folder of data files whose manifest was deleted.
+# Name of a file that is written to a folder of data files when the folder's manifest is deleted.
 WITHDRAWN_NAME = "_WITHDRAWN"
 _WITHDRAWN_TEXT = (
     "No manifest lists the files of this folder any more. A job deletes them after output.grace_hours.\n"
@@ -52,8 +52,8 @@ def remove(partition: Partition, grace_hours: float) -> None:
     The manifest is deleted first, so no job uses an incomplete partition. Hard links or Delta log entries are
     deleted next, so other tools do not find files that are deleted later. A program that has read the
     manifest may still read the data files. So they stay, and the first removal after `grace_hours` deletes
-    them. If a removal is killed, the next one continues, because `written_dates` lists each date that has a
-    folder of data files. Data files of another job that is writing this date are younger, and remain.
+    them. If a removal is killed, the next removal continues it: `written_dates` lists each date that still
+    has a folder of data files. Data files of another job that is writing this date are younger, and remain.
     """
     if grace_hours > 0 and _has_files(partition):
         record_withdrawal(partition.file(partition.data))
