@@ -37,7 +37,8 @@ class RunContext:
         recorder: records which data the run reads and publishes. The code that runs a job passes the lineage
             of the run. In notebooks and tests nothing is recorded.
         in_process: whether scoring and evaluation keep their rows as Arrow tables in this process, instead of
-            Spark frames. A stage that can do so sets it with spark.choose_workers.stay_in_process.
+            Spark frames. A stage that supports both sets this attribute with
+            spark.choose_workers.stay_in_process.
     """
 
     name: str

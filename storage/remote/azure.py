@@ -162,7 +162,7 @@ class _Azure(RangeHandler):
 
 
 class _NewBlob:
-    """A new blob, which is uploaded in blocks. The last request gives the blob its name."""
+    """A new blob, which is uploaded in blocks. With the last request, the blob becomes visible."""
 
     def __init__(self, path: str, blob: BlobClient) -> None:
         self._path, self._blob = path, blob
