@@ -182,7 +182,7 @@ def _problem_of(path: str) -> str | None:
     if file.exists():
         return None
     if file.is_symlink():
-        return f"which is a link to {os.readlink(file)}, and that does not exist"
+        return f"which is a link to {os.readlink(file)}, which does not exist"
     return "which does not exist on this machine"
 
 

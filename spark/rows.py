@@ -318,7 +318,7 @@ def count(rows: Rows) -> int:
 
 
 def persist(rows: Rows) -> Rows:
-    """Keeps the rows of a frame once they are computed. Use this if several queries need them."""
+    """Keeps a frame's rows in Spark's cache when they are first computed, for use in several queries."""
     return rows.persist() if not isinstance(rows, pa.Table) else rows
 
 

@@ -336,7 +336,7 @@ def _state_of(path: str) -> tuple[int, int]:
 
 
 def is_compared(path: str) -> bool:
-    """Returns whether this process has compared a file with its manifest, and the file has not changed."""
+    """Returns whether this process has compared a file with its manifest, and it has not changed since."""
     try:
         return _compared.get(path) == _state_of(path)
     except FileNotFoundError:
@@ -358,8 +358,8 @@ class _Hash(Protocol):
 def table_digest(table: pa.Table) -> str:
     """Returns a digest of 16 hex digits of the names, types and values of all columns.
 
-    Columns may contain numbers, texts, or lists of numbers or texts. If columns have another order, or equal
-    values have another type, the digest differs.
+    Columns may contain numbers, texts, or lists of numbers or texts. The digest also depends on the types and
+    the order of the columns.
     """
     digest = sha256()
     for name, column in zip(table.column_names, table.columns, strict=True):

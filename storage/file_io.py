@@ -204,8 +204,8 @@ def read_json(path: str) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DataError: the file is not JSON, its values are nested too deeply, or they do not have the checksum
-            that the file contains.
+        DataError: the file is not JSON, its values are nested too deeply, or they do not match the checksum
+            in the file.
     """
     return parse_json(read_text(path), path)
 
@@ -220,9 +220,7 @@ def parse_json(text: str, path: str) -> Any:
         value = json.loads(text)
         named = value.pop(CHECKSUM, None) if isinstance(value, dict) else None
         if named is not None and named != _checksum_of(value):
-            raise DataError(
-                f"{path} is damaged: its values do not have the checksum that it contains", REPAIR_JSON
-            )
+            raise DataError(f"{path} is damaged: its values do not match the checksum in it", REPAIR_JSON)
     except RecursionError as error:
         raise DataError(f"{path} is damaged: its JSON values are nested too deeply", REPAIR_JSON) from error
     except ValueError as error:  # JSONDecodeError, or int() refused more than 4,300 digits

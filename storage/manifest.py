@@ -245,7 +245,7 @@ def require_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
 
 
 def is_whole(partition: Partition, manifest: Manifest) -> bool:
-    """Returns whether all files are undamaged as far as known: each has the size that the manifest says."""
+    """Returns whether each file has the size in the manifest, and the manifest marks no file as damaged."""
     sizes = file_io.sizes(data_files(partition, manifest))
     return not manifest.damaged and sizes == [entry.bytes for entry in manifest.files]
 

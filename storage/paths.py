@@ -30,7 +30,7 @@ gate_items/<workflow version>/dt=…          items for evaluate_model, with fea
 blend_items/<workflow version>/dt=…         items for learn_blend, with features from before validation
 experiment_items/<workflow version>/dt=…    candidate_items with the features of an experiment's treatment
 measures/dt=…                   comparison of the lists with later clicks
-experiments/<name>/dt=…         measures of an experiment in production, by date of the lists
+experiments/<name>/dt=…         measures of an experiment, by date of the measured lists
 comparisons/<name>/dt=…         comparison of models and settings (compare_models)
 list_changes/dt=…               comparison of the lists of a date with the last published lists; also
                                 written if lists exceed a limit, so that they are not published

@@ -48,7 +48,7 @@ def features_before_test(
     *,
     before: Split = "test",
 ) -> DataFrame:
-    """Returns the result of `rows_before_test`, which has the same arguments, as a Spark frame."""
+    """Does the same as `rows_before_test`, but returns a Spark frame."""
     return frame_of(context.spark, rows_before_test(context, dataset, spec, side, before=before))
 
 

@@ -201,7 +201,7 @@ def _quality_checks(
 ) -> Iterator[GateCheck]:
     """Yields the checks of the challenger's quality. Without a champion, only the calibration is checked.
 
-    The calibration is checked if the scores are click probabilities.
+    The calibration is checked only if the scores are click probabilities.
     """
     if comparison is not None and math.isfinite(challenger.auc):
         champion = comparison.champion
@@ -270,7 +270,7 @@ def margin_check(
 
 
 def _negated(interval: Interval | None) -> Interval | None:
-    """Returns the interval of the difference with the opposite sign."""
+    """Returns the interval of the negated difference."""
     if interval is None:
         return None
     return Interval(

@@ -278,7 +278,7 @@ def _largest_first(values: Iterator[NamedValue]) -> list[NamedValue]:
 
 
 def _column_psi(report: DataReport, exempt: set[str]) -> Iterator[NamedValue]:
-    """Yields (name, PSI) for each raw column with a larger PSI than random variation explains.
+    """Yields (name, PSI) for each raw column whose PSI is larger than random variation explains.
 
     Columns in `exempt` are skipped.
     """

@@ -70,7 +70,7 @@ def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
 
 
 def _serving(context: RunContext) -> ServingModel:
-    """Returns the champion of the run date and its refit. Raises DataError if there is no champion."""
+    """Returns which model serves on the run date. Raises DataError if there is no champion."""
     lake, name = context.lake, context.config.name
     serving = serving_model(context.config, lake, context.run_date)
     if serving is None:
@@ -82,7 +82,7 @@ def _serving(context: RunContext) -> ServingModel:
 
 
 def _read_model(context: RunContext, path: str) -> ModelInfo:
-    """Reads the champion or its refit. Raises DataError if its weights are not the recorded weights."""
+    """Reads a model. Raises DataError if its weights differ from those recorded when it began to serve."""
     model = read_model_info(path, context.lake.recorder)
     name, until = context.config.name, context.run_date
     require_recorded_weights(context.lake, name, until, path, model.description)

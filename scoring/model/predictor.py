@@ -228,7 +228,7 @@ def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Pred
     Args:
         request: the model to load, and the settings to run it with.
         gpu: index of the GPU that Spark assigned to the caller; None for the first GPU.
-        threads: number of CPU threads that torch may use: the number of cores of the caller's task.
+        threads: number of CPU threads that torch may use. Pass the number of cores of the caller's task.
 
     Raises:
         ConfigError: the requested device or the requested kernels are not available.

@@ -382,8 +382,8 @@ class SourceScores:
         if len(wrong):
             user = int(wrong[0])
             raise DataError(
-                f"user {users[user]} has {lengths[user]} candidates and {numbers[user]} scores of sources, "
-                f"but needs one score of each of {sources} sources for each candidate",
+                f"user {users[user]} has {lengths[user]} candidates and {numbers[user]} scores, "
+                f"but needs {sources} scores for each candidate, one from each source",
                 _AGAIN,
             )
         flat = np.array(scores.flatten())  # torch needs a writable copy

@@ -97,8 +97,8 @@ def divide_rows(
 
     Args:
         groups: the row groups, in the order of their rows.
-        slots: number of tasks that run at the same time. The number of tasks is about a multiple of it, so
-            that all slots end at about the same time. If there are fewer rows, there are fewer tasks. With
+        slots: number of tasks that run at the same time. The number of tasks is about a multiple of `slots`,
+            so that all slots end at about the same time. If there are fewer rows, there are fewer tasks. With
             `whole`, there are at most as many tasks as row groups.
         max_rows: maximum number of rows of a task.
         whole: whether row groups are never divided.
