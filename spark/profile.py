@@ -100,8 +100,8 @@ def find_profile(name: str) -> str:
 def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -> None:
     """Raises ConfigError if a file that the driver needs is missing on this machine.
 
-    Also raises ConfigError if the application needs a secret that only the profile can contain, or if no
-    variable says where the configuration of YARN is.
+    Also raises ConfigError if the profile lacks the secret of a standalone cluster, or if no environment
+    variable names the folder with YARN's configuration.
 
     Args:
         settings: the settings of the profile.
@@ -171,7 +171,7 @@ def _files_of(settings: Mapping[str, str], submits: bool) -> Iterator[tuple[str,
 
 
 def _problem_of(path: str) -> str | None:
-    """Returns why a file cannot be used; None if it is usable, or if Spark first unpacks it (`./…`)."""
+    """Returns why a file cannot be used; None if it can, or if it is in an archive (`./…`)."""
     if path.startswith("./"):
         return None
     if "/" not in path:

@@ -99,7 +99,7 @@ def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
 
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
-    """Returns a function that reads a Spark setting from `settings`, or else from the process's profile."""
+    """Returns a function that reads a Spark setting. `settings` override the profile of this process."""
     # A process that starts the JVM must read the settings before it starts the JVM.
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()

@@ -5,9 +5,9 @@ and becomes visible when it is complete. So a reader sees either the old bytes o
 writes a file only if the path has no file yet. storage/remote implements HDFS, Google Cloud Storage and
 Azure.
 
-A JSON file of a lake contains a checksum of its other values (`with_checksum`). Without it, a flipped bit in
-a number would give another number and no error. Files of earlier releases have no checksum, so their values
-are not checked.
+A JSON file of a lake contains a checksum of all other values in the file (`with_checksum`). Without it, a
+flipped bit in a number would give another number and no error. Files of earlier releases have no checksum, so
+their values are not checked.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def replace_text(path: str, text: str) -> None:
 
 
 def replace_json(path: str, value: Any) -> None:
-    """Replaces a small JSON file atomically, as `replace_text` does.
+    """Replaces a small JSON file atomically (see `replace_text`).
 
     If `value` is an object, the file also gets a checksum.
     """

@@ -31,7 +31,8 @@ class Damage:
         path: the path of the file.
         difference: what is wrong with it.
         remedy: which job writes the file again, or what else the user should do.
-        partition: the partition if its manifest can be read, so that `repair` can mark the file; else None.
+        partition: the partition of the file; None if its manifest cannot be read, so that `repair` cannot
+            record the damage there.
     """
 
     table: str

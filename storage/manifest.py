@@ -341,7 +341,7 @@ def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
 def combined_digest(digests: Iterable[str], recorder: LineageRecorder = NOT_RECORDED) -> str:
     """Combines digests into one, which does not depend on their order.
 
-    `recorder` records the combined digests.
+    `recorder` records which digests were combined.
     """
     parts = sorted(digests)
     digest = digest_of(parts)

@@ -126,7 +126,7 @@ class Table:
 class LakePaths:
     """The tables below one root (a local path or a URI).
 
-    `recorder` records which data is read and published in these tables. Equality and hash ignore it.
+    `recorder` records the partitions of these tables that are read or published. Equality and hash ignore it.
     """
 
     root: str

@@ -119,7 +119,7 @@ def publish(
 
 
 def new_attempt(partition: Partition) -> str:
-    """Returns a new path for the folder of the data files of one attempt to write a partition.
+    """Returns a new folder for the data files that one attempt to write a partition creates.
 
     The path is relative to the partition's folder.
     """
@@ -154,9 +154,9 @@ def publish_files(
         partition: where to publish the files.
         files: maps the name of each file (storage.file_digests.named, or `with_footer`), relative to the
             partition's folder, to its label (the split of its rows, or None). A file without a digest in its
-            name is read to compute the digest. A file without a footer in its name is opened. The rows of the
-            first file are the first rows of the partition, and so on. At least one file is needed, because it
-            defines the columns; this file may have no rows.
+            name is read to compute the digest. A file without a footer in its name is opened. The partition
+            has the rows of the first file, then those of the second file, and so on. At least one file is
+            needed, because it defines the columns; this file may have no rows.
         inputs, expected_rows, rows_in, dropped, facts, rules, grace_hours: as in `publish`.
 
     Raises:

@@ -52,7 +52,7 @@ def concat_parts(parts: Iterable[pa.Table]) -> pa.Table:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Returns a table whose columns and list elements may be null, and whose schema has no metadata."""
+    """Returns a table with nullable columns and list elements, and with a schema without metadata."""
     schema = pa.schema([(field.name, _nullable(field.type)) for field in table.schema])
     return table if table.schema.equals(schema, check_metadata=True) else table.cast(schema)
 
@@ -86,7 +86,7 @@ def errors_of_file(path: str, remedy: str) -> Iterator[None]:
 
 
 def require_all_intact(paths: Iterable[str]) -> None:
-    """Compares files with their manifests in threads, unless this process has done so.
+    """Compares files with their manifests in threads. Skips files that this process has compared before.
 
     Call this function before another program, such as DuckDB, reads the files. Such a program cannot compare
     them with a manifest.
@@ -102,7 +102,7 @@ def require_all_intact(paths: Iterable[str]) -> None:
 def require_intact_file(path: str) -> str:
     """Compares a file with its manifest, unless this process has done so. Returns the path.
 
-    The errors are those of `require_all_intact`.
+    Raises the same errors as `require_all_intact`.
     """
     with errors_of_file(path, REBUILD):
         require_intact(path)

@@ -180,7 +180,7 @@ def level_of(value: float | None, warn: float | None, hold: float | None) -> tup
 
 
 def _verdict(lead: str, checks: list[GateCheck]) -> Verdict:
-    """Returns the verdict for these checks. The challenger is promoted unless a check has the level `hold`.
+    """Returns the verdict: the challenger is promoted unless one of these checks has the level `hold`.
 
     The reason begins with `lead`. If `lead` is empty, the reason begins with the message of the check of the
     AUC. The messages of the other checks with the level `hold` follow.

@@ -175,8 +175,8 @@ class Predictor:
     Attributes:
         model: the torch module, in evaluation mode, on the device.
         spec: the features that the model was trained on.
-        multi_hot: how lists of ids are padded to equal length, and whether their vectors are summed or
-            averaged.
+        multi_hot: how lists of ids are padded to equal length, and whether the vectors of a list are summed
+            or averaged.
         version: version of the model.
         device: the device that the model is on.
         micro_batch: the number of rows that go through the model in one call.
@@ -293,7 +293,7 @@ _PREDICTORS_KEPT = 2
 
 
 class RequestWithModel(Protocol):
-    """A hashable request that names the model that computes the answer.
+    """A hashable request that names the model to use.
 
     Such requests are ListRequest and RetrievalRequest.
     """

@@ -46,7 +46,7 @@ class ListScorer:
     """Scores the candidates of users.
 
     Attributes:
-        predictor, items, rules: as in ListRanker.
+        predictor, items, rules: see ListRanker.
         pair_scorer: computes the logits of pairs of user and item with the model.
         blend: the weights of the blend; None without a blend.
     """
@@ -483,7 +483,7 @@ class ListRanker:
             yield laid_out.flatten(1)
 
     def _keys_of(self, index: Tensor) -> pa.Array:
-        """Returns the keys of items."""
+        """Returns the item keys of these item indices."""
         return self.items.keys.take(pa.array(index.numpy()))
 
 

@@ -91,9 +91,9 @@ def divide_rows(
     piece. If there are no rows, the result is one task without pieces.
 
     Tasks get complete row groups if `whole` is set, or if the slots then have about equal numbers of rows.
-    Otherwise the tasks have about equal numbers of rows, and some tasks begin or end within a row group. A
-    task has at most `max_rows` rows, or up to an eighth more if it then ends at the end of a row group. With
-    `whole`, a row group with more rows becomes a separate task.
+    Otherwise the tasks have about equal numbers of rows, and some tasks share a row group. A task has at most
+    `max_rows` rows, or up to an eighth more if it then ends at the end of a row group. With `whole`, a row
+    group with more rows becomes a separate task.
 
     Args:
         groups: the row groups, in the order of their rows.

@@ -1,4 +1,4 @@
-"""Scores feature rows in batches: rows of an Arrow batch, and rows of pieces of Parquet files.
+"""Scores feature rows in batches, from an Arrow batch or from pieces of Parquet files.
 
 A piece is a range of rows of one row group. Its rows are checked against the manifest and against the spec of
 the features. On a CPU, this code is the fastest way to score pieces. On a GPU, task.py scores them.

@@ -188,7 +188,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
     Raises:
         ConfigError: the package of a rule is not installed in this process, its module does not fulfil the
             contract, or several rules draw items.
-        DataError: the errors that read_attribute and align raise.
+        DataError: see read_attribute and align.
     """
     rules: dict[str, ItemRule] = {}
     of_packages = set[str]()

@@ -87,8 +87,8 @@ def add_to_repository(
         backend: where the ranker runs.
         online: whether there is also an ensemble that looks up the features of users and items in the store
             that the sink `redis` fills.
-        variant: `treatment` if the model is the treatment of an experiment. Then its ensemble is
-            `nightrank_treatment`, in addition to the ensemble of the control.
+        variant: `treatment` if the model is the treatment of an experiment. Then it gets the ensemble
+            `nightrank_treatment`, and the control keeps the ensemble `nightrank`.
 
     Returns:
         `version` (of the repository), `model_version`, `workflow_version` and `inputs`.

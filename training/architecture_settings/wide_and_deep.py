@@ -61,7 +61,7 @@ def check(settings: Settings, features: Features) -> None:
 
 
 def require_known(crosses: Sequence[Crosses], single: Sequence[str]) -> None:
-    """Raises ConfigError if `crosses` names a feature that is not in `single`.
+    """Raises ConfigError if `crosses` names a feature that is not in the list `single`.
 
     `single` contains the names of the features with one id per row.
     """
