@@ -1,4 +1,4 @@
-"""Reads the feature rows of some splits of a dataset from published partitions."""
+"""Reads the feature rows of the given splits of a dataset from published partitions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from storage.run_context import RunContext
 def read_split(
     context: RunContext, dataset: Dataset, splits: Sequence[Split], columns: Sequence[str] | None = None
 ) -> ReadableRows:
-    """Returns the feature rows of some splits, without reading them yet.
+    """Returns the feature rows of the given splits. They are read later.
 
     The result has the columns `columns` and also features_dt, the date of the partition. If `columns` is
-    None, it has all columns.
+    None, the result has all columns.
 
     Raises:
         DataError: a partition is missing or was replaced after the dataset was published, or none of the
@@ -43,10 +43,11 @@ def read_split(
 
 
 def count_rows(lake: LakePaths, dataset: Dataset, splits: Sequence[Split] = SPLITS) -> int:
-    """Returns the number of feature rows of some splits of a dataset, as the manifests record it.
+    """Returns the number of feature rows in the given splits of a dataset, read from the manifests.
 
-    Partitions that no longer exist count as empty. The rows of other partitions may have been replaced since
-    the dataset was published. The lineage of the run does not contain these manifests.
+    Partitions that no longer exist count as empty. If a partition was replaced after the dataset was
+    published, its present rows are counted. The manifests that this function reads are not recorded as inputs
+    of the run.
     """
     table = LakePaths(lake.root).features(dataset.workflow_version)
     members = [member for split in splits for member in dataset.splits.get(split, ())]

@@ -34,7 +34,7 @@ PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
 VARIANT, CONTROL, TREATMENT = "variant", "control", "treatment"
 
-# The columns of the lists of a source of candidates.
+# Columns of the candidates that a source lists: one row per user.
 LISTED = pa.schema(
     [(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32())), (SCORES, pa.list_(pa.float32()))]
 )
@@ -153,7 +153,7 @@ class ItemVectorsRequest:
     """A request to compute the candidates of users from a published table of item vectors.
 
     Attributes:
-        files: paths of the Parquet files of the table. It has the columns item_index and vector.
+        files: paths of the Parquet files of the table, which has the columns item_index and vector.
         n: maximum number of items per user.
         device: the device on which scores are computed.
     """

@@ -16,8 +16,8 @@ from storage.run_context import RunContext
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The number of tasks of a group, which read about 4 GiB of text. With groups of this size, Spark can divide a
-# day among several GPUs.
+# Number of tasks in a group. The tasks of a group read about 4 GiB of text together. With groups of this
+# size, Spark can divide a day among several GPUs.
 _TASKS_OF_GROUP = 64
 
 
@@ -38,7 +38,7 @@ class SparkWorkers(Workers):
         return self._spark.sparkContext.defaultParallelism
 
     def gpu_groups(self, tasks: int) -> list[range]:
-        """Returns groups of tasks if the Spark profile gives each task at least one GPU."""
+        """Returns groups of tasks; none unless the Spark profile gives each task at least one GPU."""
         amount = self._spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
         if float(amount or 0) < 1:  # several tasks would share one GPU
             return []
@@ -53,7 +53,7 @@ class SparkWorkers(Workers):
         return run_tasks(self._spark, tasks, run, spark_types(schema))
 
     def collect(self, tasks: int, run: Callable[[int], str]) -> list[str]:
-        """Runs all tasks in one Spark job, and returns their texts in order."""
+        """Runs all tasks in one Spark job, and returns the text that each task returned, in task order."""
         from spark.tasks import collect_results
 
         return collect_results(self._spark, tasks, run)
@@ -62,8 +62,8 @@ class SparkWorkers(Workers):
 # Decides whether tasks run in Spark's Python workers or in processes of this machine.
 
 # The number of bytes that a stage of scoring or evaluation needs for each row if all rows are distinct
-# clicks: two texts, and their entry in the hash table of a query. The stage reads its rows in batches. It
-# keeps at most the distinct (user, item) pairs of the clicks in memory.
+# clicks. A query keeps two texts and an entry of a hash table for each distinct (user, item) pair of a click.
+# All other rows are read in batches and not kept.
 _BYTES_PER_ROW = 100
 _DEFAULT_MASTER = "local[*]"
 
@@ -81,8 +81,8 @@ def choose_workers(
 
     Args:
         engine: `workflow.engine` of the configuration.
-        open_session: returns the Spark session. For Spark's workers, it is called immediately. For processes
-            of this machine, it is called only if a stage needs frames.
+        open_session: returns the Spark session. If the result is SparkWorkers, the function is called
+            immediately, otherwise only if a stage needs frames.
     """
     settings = launch_settings(os.environ)
     processes = cores_without_jvm(settings)
@@ -109,7 +109,7 @@ def stay_in_process(context: RunContext, rows: int) -> None:
 
 
 def workers_of(context: RunContext) -> Workers:
-    """Returns the workers of a stage: processes of this machine if its rows stay in this process."""
+    """Returns the workers of a stage; Spark's workers if the stage works in Spark (`stay_in_process`)."""
     if context.in_process:
         return choose_workers("auto", lambda: context.spark)
 

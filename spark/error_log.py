@@ -2,8 +2,8 @@
 
 Spark logs the stack trace of a failed task several times, in hundreds of lines. While a job runs, its JVM
 prints only the first line of each message to standard error, and writes all lines to a temporary file. It
-also prints all lines of the accelerator about operations that stay on the CPU. If the user has configured
-log4j2, the output on standard error follows the user's configuration.
+also prints all lines in which the RAPIDS Accelerator says that an operation stays on the CPU. If the user has
+configured log4j2, the output on standard error follows the user's configuration.
 
 If the temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake.
 The traceback of the error that ended the job is added to this file. If the lake cannot be written, the file
@@ -45,8 +45,8 @@ log = logging.getLogger("nightrank")
 _SPARK_DEFAULTS = "log4j2-defaults.properties"
 _NAME = "nightrank"
 _HEAD = "%d{yy/MM/dd HH:mm:ss} %p %c{1}: "
-# Lines after the first line of a message are left out, except the lines about operations that the accelerator
-# leaves on the CPU.
+# Lines after the first line of a message are left out, except lines that name an operation that the RAPIDS
+# Accelerator leaves on the CPU.
 _LEFT_OUT = r"[\r\n]++(?![^\r\n]*cannot run on GPU)[^\r\n]*"
 _FIRST_LINES = rf"{_HEAD}%replace{{%m%notEmpty{{: %throwable{{short.message}}}}}}{{{_LEFT_OUT}}}{{}}%n"
 _ALL_LINES = f"{_HEAD}%m%n%throwable"
@@ -65,15 +65,16 @@ _DATA_ERRORS = (
     NumberFormatException,
     SparkUpgradeException,
 )
-# Causes in Spark's errors that mean wrong data or wrong types. A retry with the same files would fail again.
+# Texts in Spark's errors that show that data or types are wrong. A retry with the same files would fail
+# again.
 _OF_DATA = re.compile(
     r"org\.apache\.parquet\.[\w.]*Exception|\.AnalysisException|SchemaColumnConvertNotSupportedException"
     r"|\[(?:CANNOT_READ_FILE_FOOTER|FAILED_READ_FILE)|Encountered error while reading file"
     r"|Parquet column cannot be converted|is not a Parquet file"
     r"|Spark(?:Arithmetic|DateTime|NumberFormat|Upgrade)Exception|java\.lang\.ArithmeticException"
 )
-# Causes other than the data, such as a full disk. Errors of a file reader can have these causes too, so the
-# code searches for these causes first.
+# Texts that show another cause, such as a full disk. Errors of a file reader can contain these texts too, so
+# the code searches for them first.
 _OF_SYSTEM = re.compile(
     r"No space left|OutOfMemory|ExecutorLost|FetchFailed|FileNotFoundException|AccessControlException"
     r"|AccessDenied|Permission denied|Input/output error|Stale file handle|Too many open files|Broken pipe"
@@ -255,8 +256,8 @@ def data_error_in(error: BaseException) -> DataError | None:
     if named is None:
         return DataError(
             f"Spark cannot compute the rows: {root_cause(error)}",
-            "check that the columns and types in the configuration fit the raw files, and deliver files that "
-            "do; if both are right, report this error",
+            "check that the columns and types in the configuration fit the raw files, and correct the "
+            "configuration or the files; if both are correct, report this error",
         )
     name = next(group for group in named.groups() if group)
     path = re.sub(r"^file:/+", "/", unquote(name))

@@ -3,7 +3,8 @@
 This module imports the modules that the tasks of build_features run. Then it makes the garbage collector
 ignore their objects, so that a worker does not copy the memory that it shares with the server.
 
-Other code of the same process may use the server too, so this module must not change how Python works.
+Other code of the same process may use the server too, so this module must not change global settings of
+Python.
 """
 
 from __future__ import annotations

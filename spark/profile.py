@@ -21,8 +21,8 @@ _PROFILES = _ROOT / "conf/spark"
 _WORKER_PYTHON, _DRIVER_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.python"
 _SECRET = "spark.authenticate.secret"
 _CLASS_PATH = "spark.driver.extraClassPath"
-# Names of environment variables. spark-submit reads the address of YARN from files in the folder that the
-# first of these variables sets.
+# Names of environment variables. At least one of them must name the folder with the files from which
+# spark-submit reads the address of YARN.
 _HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 # Settings with lists of files that spark-submit copies from this machine.
@@ -100,8 +100,8 @@ def find_profile(name: str) -> str:
 def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -> None:
     """Raises ConfigError if a file that the driver needs is missing on this machine.
 
-    Also raises ConfigError if the application needs a secret that only the profile can contain, or if no
-    variable says where the configuration of YARN is.
+    Also raises ConfigError if the profile lacks the secret of a standalone cluster, or if no environment
+    variable names the folder with YARN's configuration.
 
     Args:
         settings: the settings of the profile.
@@ -171,18 +171,18 @@ def _files_of(settings: Mapping[str, str], submits: bool) -> Iterator[tuple[str,
 
 
 def _problem_of(path: str) -> str | None:
-    """Returns why a file cannot be used; None if it is usable, or if Spark first unpacks it (`./…`)."""
+    """Returns why a file cannot be used; None if it can, or if it is in an archive (`./…`)."""
     if path.startswith("./"):
         return None
     if "/" not in path:
         return None if shutil.which(path) or Path(path).exists() else "which is not on PATH"
-    if any(character in path for character in "*?[{"):  # Hadoop also expands patterns in folders
+    if any(character in path for character in "*?[{"):  # Hadoop also expands patterns in the names of folders
         return None if "{" in path or glob(path) else "which matches no file"
     file = Path(path)
     if file.exists():
         return None
     if file.is_symlink():
-        return f"which is a link to {os.readlink(file)}, and that does not exist"
+        return f"which is a link to {os.readlink(file)}, which does not exist"
     return "which does not exist on this machine"
 
 
@@ -256,7 +256,7 @@ def _submit_options(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def launch_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the properties with which a Spark session of this process would start, before a JVM runs.
+    """Returns the properties with which this process would start Spark. A JVM need not run.
 
     The properties come from `spark-defaults.conf` or the file of the option `--properties-file`, and from the
     options `--master` and `--conf` in PYSPARK_SUBMIT_ARGS.

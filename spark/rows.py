@@ -1,8 +1,8 @@
 """Operations on rows, which are an Arrow table in this process or a frame of Spark.
 
-On one machine, Spark is not needed: planning a query and starting its tasks would take longer than the work
-itself. So the steps of scoring and evaluation accept rows of both kinds. Each step is written once, as an SQL
-query that both Spark and DuckDB run, or as a function over batches of rows.
+On one machine, Spark is not needed, and it would take longer to plan a query and to start its tasks than to
+do the work. So the steps of scoring and evaluation accept rows of both kinds. Each step is written once, as
+an SQL query that both Spark and DuckDB run, or as a function over batches of rows.
 
 Rows of large tables are not read into the memory of this process at once. They are `StoredRows`, whose files
 `query` and `map_rows_in_threads` read in batches.
@@ -89,7 +89,7 @@ def read_in_pieces(
 
 
 def whole(rows: ReadableRows) -> Rows:
-    """Reads rows of files into a table in memory. Other rows are returned unchanged."""
+    """Reads `StoredRows` into a table in memory. A table or a frame is returned unchanged."""
     return rows.read() if isinstance(rows, StoredRows) else rows
 
 
@@ -97,10 +97,10 @@ def query(text: str, **tables: ReadableRows) -> Rows:
     """Runs one query, and returns its rows: a lazy frame if one of `tables` is a frame, otherwise a table.
 
     Args:
-        text: SQL, with the names of tables in braces, such as `SELECT user_key FROM {clicks}`. Pass names of
-            columns that a configuration chooses through `quoted`. Use only functions that both engines have
-            (this module adds some to DuckDB as macros). Sums of integers must be smaller than 2⁶³. A hint
-            for Spark (`/*+ BROADCAST(name) */`) is a comment for DuckDB.
+        text: SQL, with the names of tables in braces, such as `SELECT user_key FROM {clicks}`. If the
+            configuration chooses the name of a column, insert the result of `quoted`. Use only functions that
+            both engines have (this module adds some to DuckDB as macros). Sums of integers must be smaller
+            than 2⁶³. A hint for Spark (`/*+ BROADCAST(name) */`) is a comment for DuckDB.
         tables: maps each name in braces to the rows.
     """
     frames = [rows for rows in tables.values() if not isinstance(rows, pa.Table | StoredRows)]
@@ -134,9 +134,9 @@ def _query_frames(session: SparkSession, text: str, frames: Mapping[str, DataFra
 
 
 def map_rows(rows: Rows, function: Callable[[Batches], Batches], schema: pa.Schema) -> Rows:
-    """Applies a function to batches of rows. Returns the batches that it yields, as rows.
+    """Applies a function to batches of rows. Returns all rows of the batches that the function yields.
 
-    For a frame, each Spark task calls the function once. For a table, it is called once.
+    If `rows` is a frame, each Spark task calls the function once. If it is a table, this process does.
 
     Args:
         rows: the rows.
@@ -308,17 +308,17 @@ def list_entries(rows: Rows, lists: str, name: str) -> Rows:
 
 
 def records(rows: Rows) -> list[dict[str, Any]]:
-    """Returns a few rows as dictionaries of Python values. A frame is computed."""
+    """Returns a few rows as dictionaries of Python values. For a frame, this runs Spark tasks."""
     return [row.asDict() for row in rows.collect()] if not isinstance(rows, pa.Table) else rows.to_pylist()
 
 
 def count(rows: Rows) -> int:
-    """Returns the number of rows. A frame is computed."""
+    """Returns the number of rows. For a frame, this runs Spark tasks."""
     return rows.count() if not isinstance(rows, pa.Table) else len(rows)
 
 
 def persist(rows: Rows) -> Rows:
-    """Keeps the rows of a frame once they are computed. Use this if several queries need them."""
+    """Keeps a frame's rows in Spark's cache when they are first computed, for use in several queries."""
     return rows.persist() if not isinstance(rows, pa.Table) else rows
 
 
@@ -329,7 +329,7 @@ def unpersist(rows: Rows) -> None:
 
 
 def spread(rows: Rows, key: str, tasks: int = 0) -> Rows:
-    """Distributes the rows of a frame by a column.
+    """Distributes the rows of a frame among tasks by the hash of a column.
 
     There are at least as many tasks as cores, and at least `tasks` tasks. A table is sorted by the column
     instead, because DuckDB's threads return rows in no fixed order.
@@ -349,7 +349,7 @@ def frame_of(spark: SparkSession, rows: pa.Table | DataFrame) -> DataFrame:
 
     Args:
         spark: the session.
-        rows: numbers, strings, or lists of numbers. Only strings and lists of a table may be null.
+        rows: columns of numbers, strings, or lists of numbers. In a table, numbers must not be null.
     """
     if not isinstance(rows, pa.Table):
         return rows
@@ -360,13 +360,13 @@ def table_of(rows: DataFrame) -> pa.Table:
     """Returns the rows of a small Spark frame as an Arrow table, in the order of the frame.
 
     Args:
-        rows: numbers that are never null, and strings.
+        rows: columns of strings, or of numbers that are never null.
     """
     return pa.Table.from_pandas(rows.toPandas(), arrow_schema(rows), preserve_index=False)
 
 
 def collected(rows: DataFrame) -> pa.Table:
-    """Returns the rows of a small Spark frame as an Arrow table: any types, with or without nulls."""
+    """Returns the rows of a small Spark frame as an Arrow table. Columns may have any type and nulls."""
     batches: list[pa.RecordBatch] = rows._collect_as_arrow()
     return pa.Table.from_batches(batches, None if batches else arrow_schema(rows))
 
@@ -487,7 +487,7 @@ _GLOB = re.compile(r"([*?\[])")
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """Some files of one partition.
+    """Files of one partition whose rows have the same constant columns.
 
     Attributes:
         paths: the paths of the files.
@@ -522,7 +522,7 @@ class StoredRows:
         """Returns the rows of the files that a manifest lists, or the rows of one split.
 
         Raises:
-            DataError: the manifest lacks a column, or it has a type that this release does not support.
+            DataError: the manifest lacks a column, or a column has a type that this release does not support.
         """
         schema = known_schema(partition, manifest, columns)
         return cls(schema, (StoredFiles(tuple(data_files(partition, manifest, split))),))
@@ -534,11 +534,11 @@ class StoredRows:
 
     @property
     def columns(self) -> list[str]:
-        """Returns the names of the columns, as a frame of Spark does."""
+        """Returns the names of the columns, like the property of a Spark frame."""
         return self.column_names
 
     def select(self, names: Sequence[str]) -> StoredRows:
-        """Returns the rows with only some columns, in this order."""
+        """Returns the rows with only these columns, in this order."""
         return replace(self, schema=pa.schema([self.schema.field(name) for name in names]))
 
     def with_value(self, name: str, value: str) -> StoredRows:

@@ -81,8 +81,8 @@ def build_session(
 def _keep_classes(session: SparkSession) -> None:
     """Caches the Java classes that PySpark looks up at every call of a function or a method.
 
-    Without this cache, the JVM would search all jars, and all packages that PySpark has imported, for a class
-    with a short name. It would repeat this search in each of thousands of calls.
+    PySpark names these classes without their package. Without this cache, the JVM would search all jars and
+    all imported packages for the class, in each of thousands of calls.
     """
     java_import(session._jvm, "org.apache.spark.sql.functions")
     for name in _KEPT_CLASSES:
@@ -90,7 +90,7 @@ def _keep_classes(session: SparkSession) -> None:
 
 
 def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
-    """Raises ConfigError for a daemon module that no longer exists. With it, no Python worker would start."""
+    """Raises ConfigError if the daemon's module no longer exists. Spark could then start no Python worker."""
     if configured(_DAEMON) in _FORMER_DAEMONS:
         raise ConfigError(
             f"the Spark profile has {_DAEMON}={configured(_DAEMON)}, a module of an earlier release",
@@ -99,7 +99,7 @@ def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
 
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
-    """Returns a function that reads a Spark setting from `settings`, or else from the process's profile."""
+    """Returns a function that reads a Spark setting. `settings` override the profile of this process."""
     # A process that starts the JVM must read the settings before it starts the JVM.
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
@@ -233,7 +233,7 @@ def accelerator_settings(configured: Callable[[str], str | None], spark_version:
 
 
 def shims_of(jar: Path) -> frozenset[Shim]:
-    """Returns the shims of a jar that the accelerator and Spark can both load.
+    """Returns the shims in a jar. Only shims that both the accelerator and Spark can load are included.
 
     Raises:
         ConfigError: the file is not a jar of the accelerator.
@@ -326,7 +326,7 @@ def _entry(class_name: str) -> str:
 
 
 def _native(spark_version: str) -> Shim:
-    """Returns the shim for exactly this version of Spark, even if the jar contains no such shim."""
+    """Returns the shim whose name belongs to exactly this version of Spark. A jar may not contain it."""
     major, minor, patch = _numbers(spark_version)
     return Shim(f"spark{major}{minor}{patch}")
 

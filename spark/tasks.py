@@ -40,8 +40,8 @@ def map_batches(
     """
     if not imports:
         return rows.mapInArrow(function, schema)
-    # Spark has no argument for environment variables. But Spark copies the variables of its context when
-    # mapInArrow wraps the function.
+    # mapInArrow has no argument for environment variables, but it copies the variables of the Spark context
+    # when it wraps the function. So the variable is set only during this call.
     environment = rows.sparkSession.sparkContext.environment
     previous = environment.get(VARIABLE)
     environment[VARIABLE] = ",".join(imports)
@@ -69,9 +69,9 @@ def run_tasks(
 
     Args:
         tasks: number of tasks. With 0 tasks the frame is empty.
-        run: called with the index of its task. Spark pickles it, as in `map_batches`.
+        run: called with the index of its task. Spark pickles it (see `map_batches`).
         schema: the schema of the returned batches.
-        imports: as in `map_batches`.
+        imports: see `map_batches`.
     """
 
     def run_task(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -85,7 +85,7 @@ def run_tasks(
 def collect_results(
     spark: SparkSession, tasks: int, run: Callable[[int], str], imports: Sequence[str] = ()
 ) -> list[str]:
-    """Runs `run(index)` in one Spark task for each index below `tasks`, and returns the texts in order.
+    """Runs `run(index)` in one Spark task for each index below `tasks`, and returns the results in order.
 
     The arguments are those of `run_tasks`, except that `run` returns a text.
     """

@@ -1,10 +1,11 @@
-"""A daemon that forks Python workers for Spark (spark.python.daemon.module) after importing their modules.
+"""A daemon (spark.python.daemon.module) that imports the modules of Python workers before it forks them.
 
-With Spark's own daemon, each worker imports numpy, pyarrow and our packages after its fork. It imports
-pyspark from an archive of source files, which Python compiles again each time. pyarrow imports pandas when it
-first converts Python values to an array. pyspark imports distutils (or setuptools in its place) when it first
-creates a type. After every task, the garbage collector examines the objects of all these modules. Before
-every task, the worker reads the tables of contents of the archive and of the jar next to it again.
+With Spark's own daemon, each worker imports numpy, pyarrow and our packages after its fork. The worker
+imports pyspark from an archive of source files, which Python compiles again each time. pyarrow imports pandas
+when it first converts Python values to an array. pyspark imports distutils (or setuptools in its place) when
+it first creates a type. After every task, the garbage collector examines the objects of all these modules.
+Before every task, the worker again reads the tables of contents of this archive and of a jar in the same
+folder.
 
 This daemon imports the modules once, from compiled files, before the fork. It freezes their objects, so that
 the garbage collector no longer examines them, and removes the archives from sys.path.
@@ -43,16 +44,16 @@ IMPORTED = (
     "etl.text.scan_pass",
 )
 
-# Modules that a process imports before it forks Python workers, in addition to its own list. On the driver,
-# spark.tasks writes the names of the modules to this environment variable, and the daemon reads it. Spark
-# starts one daemon for each different set of environment variables. These functions must not import pyspark,
+# The environment variable with the names of modules that a daemon imports in addition to IMPORTED, before it
+# forks Python workers. On the driver, spark.tasks sets the variable, and the daemon reads it. Spark starts
+# one daemon for each different set of environment variables. The functions below must not import pyspark,
 # because the daemon first removes the archive of pyspark from sys.path.
 
 VARIABLE = "NIGHTRANK_WORKER_IMPORTS"
 
 
 def requested_imports() -> list[str]:
-    """Returns the names of the modules in this process's environment variable."""
+    """Returns the names of the modules in the environment variable of this process."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
 
 

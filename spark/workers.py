@@ -46,7 +46,7 @@ _PACKED_TOGETHER = 16
 
 
 class TaskArguments(Generic[Argument]):
-    """The arguments of the tasks of a job, by index.
+    """A sequence of the arguments of a job's tasks. The index is the index of the task.
 
     A task unpickles only a few arguments: its own, and those of some other tasks, which are packed together
     with it. Every task unpickles the function that it runs. If the function referred to a tuple of all
@@ -73,7 +73,7 @@ class TaskArguments(Generic[Argument]):
 
 
 class Workers(ABC):
-    """Runs functions in parallel, and returns the Spark session for work that needs frames."""
+    """Base class of workers, which run functions in parallel. `spark` is the session for work with frames."""
 
     @property
     @abstractmethod
@@ -86,7 +86,7 @@ class Workers(ABC):
         """Returns the number of tasks that can run at the same time."""
 
     def gpu_groups(self, tasks: int) -> list[range]:
-        """Divides tasks into groups. Each group is for one process that has a GPU of its own.
+        """Divides tasks into groups. Each group is for one process, which uses a GPU alone.
 
         The groups are in the order of the tasks. If no process has a GPU, there are no groups.
         """
@@ -111,7 +111,7 @@ class Workers(ABC):
 
     @abstractmethod
     def collect(self, tasks: int, run: Callable[[int], str]) -> list[str]:
-        """Runs `run(index)` for each index below `tasks`, and returns the texts in the order of the tasks."""
+        """Runs `run(index)` for each index below `tasks`, and returns the results in that order."""
 
 
 # Counts the GPUs of this machine, and finds the GPU of the running Spark task, without torch.
@@ -145,15 +145,14 @@ def slot_of_task() -> tuple[int | None, int] | None:
 
 # Runs Python functions in processes of this machine, without a JVM.
 
-# The environment variable with the folders for a worker's temporary files, as in Spark's workers.
+# The environment variable with the folders for a worker's temporary files. Spark sets it for its workers too.
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 
 # The path of the file with the function that this worker's tasks run. The process that started the workers
 # deletes this file when the tasks end or are cancelled.
 _TASKS: ContextVar[str | None] = ContextVar("tasks", default=None)
 
-# A worker that occupies more memory than this returns to the system the memory that the last function has
-# freed.
+# If a worker occupies more than this, it returns memory that the last function has freed to the system.
 _KEPT_BYTES = 512 * 2**20
 
 
@@ -203,7 +202,8 @@ class LocalWorkers(Workers):
         """Returns a table with the batches of all tasks, in the order of the tasks.
 
         Each task writes its batches to a temporary file that is mapped into memory, so that a large result
-        need not fit into memory. The files are deleted at once; the table keeps the mappings.
+        need not fit into memory. The files are deleted immediately after they are mapped; the table keeps the
+        mappings.
 
         Raises:
             InfrastructureError: a worker was killed.
@@ -217,7 +217,7 @@ class LocalWorkers(Workers):
         return pa.concat_tables(tables)
 
     def collect(self, tasks: int, run: Callable[[int], str]) -> list[str]:
-        """Returns the texts in the order of the tasks.
+        """Returns what the tasks returned, in the order of the tasks.
 
         Raises:
             InfrastructureError: a worker was killed.
@@ -239,7 +239,7 @@ class LocalWorkers(Workers):
         try:
             with without_main_module():
                 results = [self._pool.submit(_run_task, file, index) for index in range(tasks)]
-            pa.array([0])  # makes pyarrow import pandas, if it needs pandas, while the workers run
+            pa.array([0])  # pyarrow may import pandas here; this takes no extra time while the workers run
             return _results(results)
         except BaseException as error:
             pool, self._pool = self._pool, None
@@ -266,7 +266,7 @@ def _results(futures: Sequence[Future[str]]) -> list[str]:
 
 
 class _WriteBatches:
-    """A function for a worker: writes the batches of one task to a file, and returns the path."""
+    """A function that a worker calls. It writes the batches of one task to a file, and returns the path."""
 
     def __init__(self, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema, path: str) -> None:
         self._run, self._schema, self._path = run, schema, path
@@ -300,7 +300,7 @@ def _end_with_parent() -> None:
 
 @lru_cache(maxsize=1)
 def _function(file: str) -> Callable[[int], str]:
-    """Returns the function that all tasks of the current call of `run` or `collect` run."""
+    """Returns the function in a file: all tasks of one call of `run` or `collect` run this function."""
     if return_freed_memory(_KEPT_BYTES):
         pa.default_memory_pool().release_unused()
     function: Callable[[int], str] = pickle.loads(Path(file).read_bytes())
@@ -308,7 +308,7 @@ def _function(file: str) -> Callable[[int], str]:
 
 
 def are_cancelled() -> bool:
-    """Returns whether the results of this worker's tasks are not needed, because a task or the job failed."""
+    """Returns whether a task or the job has failed, so that this worker's results are no longer needed."""
     file = _TASKS.get()
     return file is not None and not Path(file).exists()
 

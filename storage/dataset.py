@@ -242,8 +242,7 @@ def with_present_rows(lake: LakePaths, dataset: Dataset) -> tuple[Dataset, list[
     """Returns the dataset with the current digests of its partitions, and a list of changed days.
 
     A day is changed if its rows were replaced after the dataset was published. Use this function to read the
-    days in their current state. A training must not use this function, because a training must fail if rows
-    were replaced.
+    days in their current state. A training must fail if rows were replaced, so it must not use this function.
 
     Raises:
         DataError: a partition is missing.

@@ -68,7 +68,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """The features and key columns of a feature table, in its order, and the version of their workflow.
+    """The features and key columns of a feature table, in table order, and the version of their workflow.
 
     A feature table has these columns:
 

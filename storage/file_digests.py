@@ -1,18 +1,18 @@
 """Digests of the bytes of published data files: XXH3-128, as 32 hex digits.
 
-pyarrow 14 writes no checksums of pages. If a disk or a network changes a bit, readers can therefore get other
-values without any error. So `new_file` computes the digest of a data file from the bytes that it writes, and
-the manifest contains the digest. Every reader calls `open_file` or `require_intact`, which compare the bytes
-of the file with the manifest. Each process makes this comparison once for each file, before it first uses the
-file.
+pyarrow 14 writes Parquet files without checksums. If a disk or a network changes a bit, readers can therefore
+get other values without any error. So `new_file` computes the digest of a data file from the bytes that it
+writes, and the manifest contains the digest. Every reader calls `open_file` or `require_intact`, which
+compare the bytes of the file with the manifest. Each process makes this comparison once for each file, before
+it first uses the file.
 
-A task returns the name of a file that it has written as a text: the path, `#` and the digest (`named`), and
-perhaps another `#` and a description of the file's footer (storage.publish.with_footer).
-`storage.publish.publish_files` splits this text again. XXH3 detects accidental damage. It does not protect
-against an attacker who forges files.
+If a task has written a file, it returns a text: the path, `#` and the digest (`named`). Some texts end with
+another `#` and a description of the file's footer (storage.publish.with_footer).
+`storage.publish.publish_files` splits the text into its parts. XXH3 detects accidental damage. It does not
+protect against an attacker who forges files.
 
-`table_digest` computes a digest of the values of an Arrow table. It does not depend on chunks and offsets of
-the arrays.
+`table_digest` computes a digest of the values of an Arrow table. The digest does not depend on how the values
+are divided into chunks and buffers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from storage.paths import DATA, Partition
 
 _NAMED = re.compile(r"(.*)#([0-9a-f]{32})(?:#([\w=-]+))?", re.DOTALL | re.ASCII)
 _CHUNK_BYTES = 1 << 20
-# A file of an object store that has at most this size is fetched once: its bytes are hashed, and then read.
+# A file of an object store with at most this size is downloaded once, and both hashed and parsed in memory.
 _MOST_IN_MEMORY = 1 << 28
 _THREADS = 4
 
@@ -139,11 +139,11 @@ def digest_of_file(path: str) -> str:
 
 # Reading
 
-# The files that this process has compared with their manifests: maps the path of a file to (bytes, time of
-# the last change in ns). For a file of an object store, the time is not known, and is 0.
+# The files that this process has compared with their manifests: maps the path of a file to its size in bytes
+# and the time of its last change in ns. For a file of an object store, the time is not known, and is 0.
 _compared: dict[str, tuple[int, int]] = {}
 
-# Maps a folder of data files to the entries of its files, by path.
+# Maps each folder of data files to a dictionary, which maps the path of a file to its entry in the manifest.
 _entries: dict[str, dict[str, FileEntry]] = {}
 
 
@@ -191,7 +191,7 @@ def require_intact(path: str) -> None:
 
 
 def require_intact_copy(path: str, copy: str) -> None:
-    """Compares a local copy of a published data file with the entry of the file in its manifest.
+    """Compares a local copy of a published data file with the file's entry in the manifest.
 
     Raises:
         DataError: the copy has other bytes than the file had when it was written.
@@ -242,7 +242,7 @@ _IS_DAMAGED = " is damaged: "
 
 
 def job_of(table: str) -> str:
-    """Returns the name of the job that writes a table, whose name is its path below the lake's root."""
+    """Returns the name of the job that writes a table. `table` is the table's path below the lake's root."""
     return _JOBS.get(table.split("/")[0], "build_features")
 
 
@@ -254,7 +254,7 @@ def damaged_file(path: str, difference: str) -> DataError:
     run = f"run {job_of(folder)} for {dt} again" if dt else f"run {job_of(folder)} again"
     return DataError(
         f"{path}{_IS_DAMAGED}{difference}",
-        f"run `nightrank fsck --lake {root} --repair`, and then {run}: it writes the table again",
+        f"run `nightrank fsck --lake {root} --repair`, and then {run}, which writes the table again",
     )
 
 
@@ -291,13 +291,13 @@ def _entry_of(path: str) -> FileEntry | None:
     entry = _entries.get(folder, {}).get(path)
     if entry is not None or not _below_data(path)[1]:
         return entry
-    # Read the manifest again if it was read before: the file may be newer than the manifest read then.
+    # Read the manifest even if it was read before, because the file may be newer than the entries in memory.
     partition = partition_of(path)
     if partition is None:
         return None
     try:
         manifest = load_manifest(partition)
-    except FileNotFoundError:  # another job has withdrawn the manifest
+    except FileNotFoundError:  # another job has deleted the manifest
         return None
     _entries[folder] = {partition.file(one.path): one for one in manifest.files}
     return _entries[folder].get(path)
@@ -336,7 +336,7 @@ def _state_of(path: str) -> tuple[int, int]:
 
 
 def is_compared(path: str) -> bool:
-    """Returns whether this process has compared a file with its manifest, and the file has not changed."""
+    """Returns whether this process has compared a file with its manifest, and it has not changed since."""
     try:
         return _compared.get(path) == _state_of(path)
     except FileNotFoundError:
@@ -344,7 +344,7 @@ def is_compared(path: str) -> bool:
 
 
 def map_in_threads(function: Callable[[str], str], paths: Sequence[str]) -> list[str]:
-    """Calls a function that reads a file for each path, in a few threads."""
+    """Calls `function` for each path, in a few threads. Use it for functions that read files."""
     if len(paths) <= 1:
         return [function(path) for path in paths]
     with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
@@ -358,8 +358,8 @@ class _Hash(Protocol):
 def table_digest(table: pa.Table) -> str:
     """Returns a digest of 16 hex digits of the names, types and values of all columns.
 
-    Columns may contain numbers, texts, or lists of numbers or texts. If columns have another order, or equal
-    values have another type, the digest differs.
+    Columns may contain numbers, texts, or lists of numbers or texts. The digest also depends on the types and
+    the order of the columns.
     """
     digest = sha256()
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -370,7 +370,7 @@ def table_digest(table: pa.Table) -> str:
 
 
 def _add(digest: _Hash, values: pa.Array) -> None:
-    """Hashes type, length, nulls and values of an array. Bytes that its buffer has for nulls do not count."""
+    """Hashes type, length, nulls and values of an array. Values behind nulls have no effect."""
     digest.update(f"{values.type} {len(values)}\0".encode())
     digest.update(values.is_null().to_numpy(zero_copy_only=False).tobytes())
     if pa.types.is_list(values.type):

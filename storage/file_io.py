@@ -2,11 +2,12 @@
 
 On a local file system and on HDFS, a rename replaces a file. On an object store, an upload replaces a file,
 and becomes visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json`
-writes a file only if the path has no file yet. storage/remote has HDFS, Google Cloud Storage and Azure.
+writes a file only if the path has no file yet. storage/remote implements HDFS, Google Cloud Storage and
+Azure.
 
-A JSON file of a lake contains a checksum of its other values (`with_checksum`). Without it, a flipped bit in
-a number would give another number and no error. Files of earlier releases have no checksum, so their values
-are not checked.
+A JSON file of a lake contains a checksum of all other values in the file (`with_checksum`). Without it, a
+flipped bit in a number would give another number and no error. Files of earlier releases have no checksum, so
+their values are not checked.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def is_local(path: str) -> bool:
 
 
 def for_spark(path: str) -> str:
-    """Returns a path that Spark's JVM opens on the same file system as this module.
+    """Returns a path for Spark's JVM that leads to the same file as `path` in this module.
 
     A local path gets `file://`. The JVM looks for a path without a scheme on Hadoop's default file system. On
     YARN, this is usually HDFS.
@@ -136,7 +137,9 @@ def sizes(paths: Sequence[str]) -> list[int | None]:
 
 
 def leaves(path: str, depth: int = 0) -> bool:
-    """Returns whether a relative path leads out of the folder that is `depth` levels above its start.
+    """Returns whether a path is absolute or leads outside of a folder, and so must not be followed.
+
+    A relative path starts `depth` levels below this folder.
 
     Files of a lake name other files by relative paths. Without this check, a damaged or forged file could
     name any file of the machine.
@@ -201,8 +204,8 @@ def read_json(path: str) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DataError: the file is not JSON, its values are nested too deeply, or they do not have the checksum
-            that the file contains.
+        DataError: the file is not JSON, its values are nested too deeply, or they do not match the checksum
+            in the file.
     """
     return parse_json(read_text(path), path)
 
@@ -211,15 +214,13 @@ def parse_json(text: str, path: str) -> Any:
     """Parses the text of a JSON file, and returns its value without the checksum.
 
     Raises:
-        DataError: the text is damaged, as `read_json` says. The message contains the path.
+        DataError: the text is damaged (see `read_json`). The message contains the path.
     """
     try:
         value = json.loads(text)
         named = value.pop(CHECKSUM, None) if isinstance(value, dict) else None
         if named is not None and named != _checksum_of(value):
-            raise DataError(
-                f"{path} is damaged: its values do not have the checksum that it contains", REPAIR_JSON
-            )
+            raise DataError(f"{path} is damaged: its values do not match the checksum in it", REPAIR_JSON)
     except RecursionError as error:
         raise DataError(f"{path} is damaged: its JSON values are nested too deeply", REPAIR_JSON) from error
     except ValueError as error:  # JSONDecodeError, or int() refused more than 4,300 digits
@@ -228,13 +229,14 @@ def parse_json(text: str, path: str) -> Any:
 
 
 def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a JSON file, and a checksum of them that `parse_json` verifies.
+    """Adds a checksum to the values of a JSON file. `parse_json` verifies it.
 
     Raises:
         TypeError, ValueError: a value is not a JSON value.
     """
     plain = {key: value for key, value in values.items() if key != CHECKSUM}
-    # json writes keys that are numbers as texts. Sorted texts have another order than sorted numbers.
+    # json writes keys that are numbers as texts, which sort in another order than numbers. So the checksum is
+    # computed from the values as they will be read.
     return {**plain, CHECKSUM: _checksum_of(json.loads(json.dumps(plain, allow_nan=False)))}
 
 
@@ -247,7 +249,7 @@ def _checksum_of(values: Mapping[str, Any]) -> str:
 
 
 def list_files(path: str, recursive: bool = False) -> list[fs.FileInfo]:
-    """Lists the files and folders in a folder by path. The list is empty if the folder does not exist.
+    """Lists the files and folders in a folder, sorted by path; empty if the folder does not exist.
 
     Raises:
         DataError: the name of a file is not UTF-8.
@@ -284,7 +286,7 @@ def delete_if_present(path: str) -> bool:
 def delete_empty_folder(path: str) -> None:
     """Deletes an empty folder. Does nothing if the folder contains something, or does not exist.
 
-    On an object store, only a folder that an object represents can be empty. On S3, such objects stay,
+    On an object store, an empty folder exists only if an object represents it. On S3, such objects stay,
     because pyarrow's client would also delete files that other processes have written meanwhile.
 
     Raises:
@@ -317,7 +319,7 @@ def replace_text(path: str, text: str) -> None:
 
 
 def replace_json(path: str, value: Any) -> None:
-    """Replaces a small JSON file atomically, as `replace_text` does.
+    """Replaces a small JSON file atomically (see `replace_text`).
 
     If `value` is an object, the file also gets a checksum.
     """
@@ -333,8 +335,8 @@ def create_json(path: str, value: Any) -> bool:
     pyarrow's client for S3 has no conditional write, and some local file systems have no hard links. In these
     cases the function writes the file if the path has no file yet, and then reads it back. If
     several callers write at the same time, the file of the last one remains. An earlier caller also gets True
-    if it reads the file back before the last one overwrites the file. So no caller may delete the data that
-    its `value` refers to.
+    if it reads the file back before the last one overwrites the file. So if `value` names other files, no
+    caller may delete these files.
 
     Args:
         value: must differ from the values that all other callers write to this path.

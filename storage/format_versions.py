@@ -123,7 +123,7 @@ class Format:
 
 
 def typed(values: Mapping[str, Any], **types: type | tuple[type, ...]) -> None:
-    """Checks that some keys exist and that their values have the right types.
+    """Checks that the keys of `types` exist in a file, and that their values have these types.
 
     Args:
         values: the parsed JSON.
@@ -150,11 +150,11 @@ def require_names(*names: str | None) -> None:
             raise ValueError(f"{name!r:.100} is not the name of a file or folder")
 
 
-# Since version 2, data files are outside the partition's folder, because other tools list this folder. Since
-# version 3, the entries of data files have digests, which readers of version 2 refuse. Version 4 adds a
-# checksum of the file (storage.file_io), which readers of version 3 refuse. Some other formats have version 2
-# for the same reason. The model description has version 2 because readers of version 1 refuse the SHA-256 of
-# its files.
+# Manifests: since version 2, data files are outside the partition's folder, because other tools list this
+# folder. Since version 3, the entries of data files have digests, which readers of version 2 refuse. Version
+# 4 adds a checksum of the file (storage.file_io), which readers of version 3 refuse. Some other formats have
+# version 2 because they got this checksum. The model description has version 2 because readers of version 1
+# refuse the SHA-256 of its files.
 MANIFEST = Format("manifest", 4)
 DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")

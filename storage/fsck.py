@@ -31,7 +31,8 @@ class Damage:
         path: the path of the file.
         difference: what is wrong with it.
         remedy: which job writes the file again, or what else the user should do.
-        partition: the partition if its manifest can be read, so that `repair` can mark the file; else None.
+        partition: the partition of the file; None if its manifest cannot be read, so that `repair` cannot
+            record the damage there.
     """
 
     table: str
@@ -47,7 +48,7 @@ class Findings:
     """The result of `check_lake`.
 
     Attributes:
-        partitions, files, bytes: number of partitions, and of data files and bytes that were compared.
+        partitions, files, bytes: how many partitions, data files and bytes of data files were compared.
         unverified: number of data files without a digest; only their sizes were compared.
         damages: the damaged files, ordered by table, date and path.
     """
@@ -64,7 +65,7 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
 
     Args:
         lake: the lake.
-        progress: called with the counts so far after each partition.
+        progress: called after each partition, with the counts up to this partition.
 
     Raises:
         DataError: there is no file of a lake below the root.
@@ -80,7 +81,7 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
         partition = partition_of_manifest(lake, file.path)
         try:
             manifest = load_manifest(partition)
-        except FileNotFoundError:  # another job has withdrawn the manifest
+        except FileNotFoundError:  # another job has deleted the manifest
             continue
         except DataError as error:
             damages.append(_of_json(lake, error, partition))
@@ -101,7 +102,8 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
 def _with_date_of_fit(damage: Damage, fitted_on: Mapping[str, str]) -> Damage:
     """Returns the damage.
 
-    If the damage is in a table of a workflow version, the remedy names the run that fitted this version.
+    If the damage is in a table of a workflow version, its remedy is replaced by one that names the run that
+    fitted this version.
 
     Args:
         damage: the damage.
@@ -191,10 +193,10 @@ def _of_json(lake: LakePaths, error: DataError, partition: Partition | None = No
 
 
 def repair(lake: LakePaths, findings: Findings) -> Iterator[str]:
-    """Makes the jobs write damaged partitions again. Yields a text for each change.
+    """Makes the jobs write damaged partitions again. Yields a message for each change.
 
-    No data file is deleted or changed. A manifest that cannot be parsed is copied to a file beside it, and
-    withdrawn. A run after `output.grace_hours` deletes the data files that the manifest named.
+    No data file is deleted or changed. A manifest that cannot be parsed is renamed, so that its partition is
+    not published any more. A run after `output.grace_hours` deletes the data files that the manifest named.
 
     Raises:
         InfrastructureError, OSError: the lake cannot be written.

@@ -21,7 +21,7 @@ _VOCABULARY = "vocabulary"
 
 @dataclass(frozen=True)
 class IdCounts:
-    """The files with the counts of ids. It has only paths and names, so ranks can receive it cheaply.
+    """The files with the counts of ids. It contains only paths and names, so it is small to send.
 
     Attributes:
         files: Parquet files with the columns `column` (the name of a vocabulary), `id` and `count`.
@@ -56,7 +56,7 @@ class IdCounts:
 def _added(
     sums: NDArray[np.int64] | None, ids: NDArray[np.int32], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Returns the counts by id, after adding the counts of another file.
+    """Returns the sums of the counts in `sums` and the counts of one more file, by id.
 
     The two files may have different ids.
     """
@@ -70,7 +70,7 @@ def _added(
 def find_id_counts(lake: LakePaths, version: str) -> IdCounts:
     """Returns the files with the counts of a workflow version; no files if it has no vocabularies.
 
-    A feature that is computed from ids without changing them, such as the first ids of a list, has the
+    If a feature is computed from ids and does not change them, as the first ids of a list do, it has the
     vocabulary of these ids. If an operator does change ids, the counts are wrong, but results are correct:
     counts decide only where the rows of embedding tables are stored.
     """

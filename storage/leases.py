@@ -7,9 +7,9 @@ soon as it exists. So at most one process holds the lease. This needs no conditi
 client for S3 does not have. If several processes request a free lease, the process whose ticket has the first
 name waits. Each of the other processes deletes its ticket and tries again.
 
-The holder renews its ticket. A ticket that was not renewed for a while counts as absent. Ages are differences
-of times that the store has written, so clocks of machines do not matter. If the holder has ended, processes
-on its machine ignore its ticket at once.
+The holder renews its ticket. A ticket that was not renewed for a while counts as absent. The age of a ticket
+is the difference of two times that the store has written, so the clocks of machines need not agree. If the
+holder has ended, processes on its machine ignore its ticket immediately.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Lease:
         """Waits until this process holds the lease.
 
         Raises:
-            InfrastructureError: another process holds the lease, also after `wait_s` seconds.
+            InfrastructureError: another process still holds the lease after `wait_s` seconds.
         """
         start, announced, turn_s = time.monotonic(), False, _TURN_S
         while (other := self._attempt()) is not None:
@@ -177,7 +177,7 @@ class _Lease:
                 if first.owner.holds or first.name < self._name or time.monotonic() > deadline:
                     self._withdraw()
                     return first
-                time.sleep(_TURN_S)  # meanwhile, the other processes find this ticket, and withdraw theirs
+                time.sleep(_TURN_S)  # meanwhile, other processes find this ticket and delete theirs
             self._write(holds=True)
         except BaseException:
             with suppress(OSError):
@@ -191,13 +191,13 @@ class _Lease:
         file_io.replace_json(self._path, values)
 
     def _withdraw(self) -> None:
-        """Deletes the ticket of this process, and the folders if they are empty."""
+        """Deletes this process's ticket, and then each of the two folders above it that is empty."""
         file_io.delete_if_present(self._path)
         for folder in (self._folder, self._folder.rpartition("/")[0]):
             file_io.delete_empty_folder(folder)
 
     def _others(self) -> list[_Ticket]:
-        """Returns the valid tickets of other processes, by name, and deletes their expired tickets.
+        """Returns the valid tickets of other processes, sorted by name, and deletes their expired tickets.
 
         Raises:
             InfrastructureError: another process has deleted this process's ticket, because it had expired.
@@ -224,7 +224,8 @@ class _Lease:
                 continue
             if age_s > EXPIRES_S or owner.is_dead:
                 log.warning(
-                    "the lease of %s by %s has expired, or its process has ended: it is taken over",
+                    "the lease of %s by %s has expired, or its process has ended: "
+                    "this process may take it over",
                     self._what,
                     owner,
                 )
@@ -253,9 +254,9 @@ class _Lease:
                 log.warning("the lease file %s cannot be renewed: %s", self._path, error)
 
     def _touch(self) -> bool:
-        """Sets the time of the ticket.
+        """Sets the ticket's time of modification to the current time.
 
-        If the ticket no longer exists, does not create it, and returns False.
+        If the ticket no longer exists, the function does not create it, and returns False.
         """
         try:
             if file_io.is_local(self._path):

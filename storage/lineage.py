@@ -5,8 +5,9 @@ recorder of that partition. Functions that read other data, such as a raw log or
 an argument. The recorder of a job is a `RunLineage`. In workers, notebooks and tests, the recorder is
 `NOT_RECORDED`, which discards everything.
 
-Events follow OpenLineage. A dataset is one partition. Its namespace and name follow OpenLineage's rules for
-file paths, and its version is the digest of its manifest.
+Events follow OpenLineage. A dataset is a partition, a model or a day of a raw log. Its namespace and name
+follow OpenLineage's rules for file paths. Its version is a digest: for a partition, the digest of its
+manifest.
 """
 
 from __future__ import annotations

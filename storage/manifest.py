@@ -3,12 +3,12 @@
 Readers take the list of files from the manifest, never from a listing of a folder.
 
 Publishing has one atomic step. The data files are written under new names, which no manifest contains yet.
-Then `_MANIFEST.json` is replaced: from that moment on, readers use the new files.
+Then `_MANIFEST.json` is replaced. Readers that open the new manifest use the new files.
 
-Other tools do not read manifests. If other tools may read the table, the partition's folder has hard links,
-or the table has a Delta log (storage.other_tools). Links and log are updated after the manifest. A job may be
-killed after it has replaced the manifest, but before it has updated the links or the log. In this case, the
-next job that finds the partition up to date updates the links or the log.
+Other tools do not read manifests. If other tools may read the table, the partition's folder has hard links to
+the data files, or the table has a Delta log (storage.other_tools). Links and log are updated after the
+manifest. A job may be killed after it has replaced the manifest, but before it has updated the links or the
+log. In this case, the next job that finds the partition up to date updates the links or the log.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Manifest:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the values of the manifest file, without its format version. Its facts are not copied."""
+        """Returns the values of the manifest file, without its format version. `facts` is not copied."""
         values = {**vars(self), "files": [asdict(file) for file in self.files]}
         return {**values, "rows": self.rows, "digest": self.digest}
 
@@ -141,7 +141,7 @@ class Manifest:
 
 
 def _require_types(manifest: Manifest) -> None:
-    """Raises TypeError or ValueError for values of a manifest that other modules could not use."""
+    """Raises TypeError or ValueError if a value of the manifest has a wrong type or is negative."""
     texts = [manifest.table, manifest.partition, manifest.created_at]
     texts += [*manifest.damaged, *manifest.inputs.values()]
     for entry in manifest.files:
@@ -245,7 +245,7 @@ def require_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
 
 
 def is_whole(partition: Partition, manifest: Manifest) -> bool:
-    """Returns whether each file has the number of bytes in the manifest, and none is known to be damaged."""
+    """Returns whether each file has the size in the manifest, and the manifest marks no file as damaged."""
     sizes = file_io.sizes(data_files(partition, manifest))
     return not manifest.damaged and sizes == [entry.bytes for entry in manifest.files]
 
@@ -295,7 +295,7 @@ def _update_views(partition: Partition, manifest: Manifest) -> None:
     def newest_manifest() -> Manifest:
         try:
             return load_manifest(partition)
-        except FileNotFoundError:  # another job has withdrawn the manifest
+        except FileNotFoundError:  # another job has deleted the manifest
             return _without_files(partition)
 
     if file_io.is_local(partition.path):
@@ -341,7 +341,7 @@ def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
 def combined_digest(digests: Iterable[str], recorder: LineageRecorder = NOT_RECORDED) -> str:
     """Combines digests into one, which does not depend on their order.
 
-    `recorder` records the combined digests.
+    `recorder` records which digests were combined.
     """
     parts = sorted(digests)
     digest = digest_of(parts)

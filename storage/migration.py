@@ -25,7 +25,8 @@ from storage.format_versions import Format
 from storage.manifest import MANIFEST_NAME, data_files, is_whole, load_manifest, replace_manifest
 from storage.paths import DATA, LakePaths, Partition
 
-# Pattern of a path below the lake → format of the file. The first pattern that matches is used.
+# Pairs of a pattern for paths below the lake's root, and the format of the files with these paths. The first
+# pattern that matches is used.
 _KINDS: tuple[tuple[re.Pattern[str], Format], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
@@ -116,7 +117,7 @@ def migrate(lake: LakePaths, file: FoundFile) -> int:
     """Moves the data files of one partition to a folder below `_data`, and returns the number of files.
 
     Raises:
-        DataError: a file of the manifest is missing, or it has a different length.
+        DataError: a file of the manifest is missing or has a different size.
         InfrastructureError: a file could not be linked, copied or deleted.
     """
     partition = partition_of_manifest(lake, file.path)
@@ -164,10 +165,10 @@ def _paths(root: str) -> Iterator[str]:
 
 
 def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
-    """Returns the folders that have files in a subfolder.
+    """Returns the folders that have files in a subfolder. This shows which partitions to migrate.
 
-    A partition's folder is among them only if the partition has version 1. In that version, the folder has a
-    subfolder for each attempt to write the partition. Raw logs have no subfolders.
+    The folder of a partition of version 1 has a subfolder for each attempt to write the partition. The
+    folders of newer partitions and of raw logs have no subfolders.
     """
     return frozenset(
         path[: match.start()]
@@ -190,7 +191,7 @@ def partition_of_manifest(lake: LakePaths, manifest_path: str) -> Partition:
 
 
 def _copy(source: str, target: str) -> None:
-    """Links a local file, or copies an object. Replaces the target if a killed migration has left one."""
+    """Makes `target` a copy of `source`, or locally a hard link. Replaces an existing `target`."""
     files, inner = file_io.filesystem(target)
     if not file_io.is_local(target):
         files.copy_file(file_io.filesystem(source)[1], inner)

@@ -1,4 +1,4 @@
-"""What other tools than ours see of a table: hard links on a local disk, a Delta log on an object store.
+"""Lets other tools find a table's files: by hard links on a local disk, or a Delta log on an object store.
 
 Other tools do not read manifests. On a local disk, the folder of a partition has one hard link for each file
 of the manifest. Several links cannot be replaced atomically. So while a job replaces the links, the folder
@@ -43,8 +43,8 @@ log = logging.getLogger("nightrank.publish")
 
 LOCK_NAME = ".lock"
 # This name comes first in sorted order, because a tool that needs a few rows may read only the first file. A
-# folder of JSON lines or CSV also gets a .gz file: Spark reads a line of any text as a row, but Spark fails
-# on a .gz file that is not compressed.
+# folder of JSON lines or CSV also gets a .gz file: Spark would read the lines of a text file as rows, but it
+# fails on a .gz file that is not compressed.
 STOP = "0-being-replaced"
 _STOPS = {
     ".parquet": (".parquet",),
@@ -218,7 +218,7 @@ def log_can_hold(schema: Sequence[tuple[str, str]]) -> bool:
 
 
 def refused_names(names: Sequence[str]) -> list[str]:
-    """Returns those of some columns' names that a Delta table does not allow, in lower case.
+    """Returns the names in `names` that a Delta table does not allow, in lower case.
 
     A column must not have the name of the partition column, `dt`. Two names must not differ only in case, and
     some characters are forbidden.
@@ -230,7 +230,7 @@ def refused_names(names: Sequence[str]) -> list[str]:
 def log_says(table: str, dt: str, wanted: LogContent) -> bool:
     """Returns whether a table's Delta log had exactly the files of `wanted` for a date.
 
-    The answer describes the log as this process last read it.
+    The result is based on the log that this process read last.
 
     Raises:
         InfrastructureError: the log cannot be read.
@@ -359,7 +359,7 @@ def _merged(table: DeltaTable, columns: Sequence[tuple[str, str]]) -> Schema:
         if known.setdefault(field["name"], field["type"]) != field["type"]:
             raise DataError(
                 f"{table.table_uri}: the column {field['name']} has the type {field['type']}, "
-                f"but {known[field['name']]} in the earlier dates of the Delta log",
+                f"but the type {known[field['name']]} in the earlier dates of the Delta log",
                 f"delete {table.table_uri}/_delta_log, then run the job again for each date that other tools "
                 "read",
             )
@@ -372,7 +372,7 @@ def _field(name: str, kind: str) -> dict[str, Any]:
 
 
 def schema_of(columns: Sequence[tuple[str, str]]) -> Schema:
-    """Returns the schema of a Delta table with these columns: (name, Arrow type) of each."""
+    """Returns the schema of a Delta table. `columns` has a pair (name, Arrow type) for each column."""
     return _schema([_field(*column) for column in columns])
 
 

@@ -30,7 +30,7 @@ gate_items/<workflow version>/dt=…          items for evaluate_model, with fea
 blend_items/<workflow version>/dt=…         items for learn_blend, with features from before validation
 experiment_items/<workflow version>/dt=…    candidate_items with the features of an experiment's treatment
 measures/dt=…                   comparison of the lists with later clicks
-experiments/<name>/dt=…         measures of an experiment in production, by date of the lists
+experiments/<name>/dt=…         measures of an experiment, by date of the measured lists
 comparisons/<name>/dt=…         comparison of models and settings (compare_models)
 list_changes/dt=…               comparison of the lists of a date with the last published lists; also
                                 written if lists exceed a limit, so that they are not published
@@ -126,7 +126,7 @@ class Table:
 class LakePaths:
     """The tables below one root (a local path or a URI).
 
-    `recorder` records which data is read and published in these tables. Equality and hash ignore it.
+    `recorder` records the partitions of these tables that are read or published. Equality and hash ignore it.
     """
 
     root: str
@@ -156,7 +156,7 @@ class LakePaths:
         return self._table("prepared", config_name, internal=True)
 
     def copies(self, config_name: str, table: str) -> Table:
-        """Returns the table of the rows that are copied from a table of Spark's catalogue, by day."""
+        """Returns the table with the daily copies of a table of Spark's catalogue."""
         return self._table("copies", config_name, table, internal=True)
 
     def tables_of_copies(self, config_name: str) -> list[Table]:
@@ -199,7 +199,7 @@ class LakePaths:
 
     @property
     def list_changes(self) -> Table:
-        """Returns the table of comparisons of lists with the last published lists; score_daily writes it."""
+        """Returns the table in which score_daily compares lists with the last lists that were published."""
         return self._table("list_changes")
 
     @property
@@ -236,7 +236,7 @@ class LakePaths:
         return self._table("experiment_items", workflow_version)
 
     def experiments(self, name: str) -> Table:
-        """Returns the table of the measures of an experiment in production, by date of the lists."""
+        """Returns the table with the measures of an experiment: one partition for each date of its lists."""
         return self._table("experiments", name)
 
     @property
@@ -250,7 +250,7 @@ class LakePaths:
 
     @property
     def comparisons_root(self) -> str:
-        """Returns the folder that has one table for each name of a comparison."""
+        """Returns the folder of all tables of comparisons. Each name of a comparison has one table there."""
         return self._table("comparisons").path
 
     def features(self, workflow_version: str) -> Table:
@@ -287,7 +287,7 @@ class LakePaths:
         return self._table("workflow", version).path
 
     def feature_spec(self, workflow_version: str) -> str:
-        """Returns the path of a version's `feature_spec.json`, which is copied to the folder of features."""
+        """Returns the path of a version's `feature_spec.json`. The folder of its features has a copy."""
         return f"{self.workflow(workflow_version)}/feature_spec.json"
 
     def models(self, name: str) -> str:
@@ -313,7 +313,7 @@ class LakePaths:
 
     @property
     def leases(self) -> str:
-        """Returns the folder of the tickets of running jobs (storage/leases.py)."""
+        """Returns the folder of the leases that running jobs hold (storage/leases.py)."""
         return self._table("leases").path
 
     @property

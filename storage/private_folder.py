@@ -154,7 +154,7 @@ class ScratchFolder:
         atexit.register(self.delete)
 
     def new_name(self) -> str:
-        """Returns a new path in the folder. The paths of all other files begin differently."""
+        """Returns a unique path in the folder, to which the caller may append a suffix."""
         return str(self.path / uuid.uuid4().hex[:12])
 
     def delete(self) -> None:

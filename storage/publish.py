@@ -55,10 +55,10 @@ __all__ = [
     "write_files",
 ]
 
-# This is larger than any file that jobs write. With a smaller value, the Parquet writer would divide a file
-# into several row groups, by its own estimate of their bytes.
+# Maximum number of bytes of a row group, larger than any file that jobs write. With a smaller value, the
+# Parquet writer would divide a file into several row groups, by its own estimate of their bytes.
 _ONE_ROW_GROUP_BYTES = 2**30
-# If tasks read many files, the number of tasks for each core of the cluster.
+# Maximum number of tasks for each core of the cluster, if tasks read many files.
 _TASKS_OF_CORE = 4
 
 
@@ -119,7 +119,7 @@ def publish(
 
 
 def new_attempt(partition: Partition) -> str:
-    """Returns a new path for the folder of the data files of one attempt to write a partition.
+    """Returns a new folder for the data files that one attempt to write a partition creates.
 
     The path is relative to the partition's folder.
     """
@@ -154,9 +154,9 @@ def publish_files(
         partition: where to publish the files.
         files: maps the name of each file (storage.file_digests.named, or `with_footer`), relative to the
             partition's folder, to its label (the split of its rows, or None). A file without a digest in its
-            name is read to compute the digest. A file without a footer in its name is opened. The rows of the
-            first file are the first rows of the partition, and so on. At least one file is needed, because it
-            defines the columns; this file may have no rows.
+            name is read to compute the digest. A file without a footer in its name is opened. The partition
+            has the rows of the first file, then those of the second file, and so on. At least one file is
+            needed, because it defines the columns; this file may have no rows.
         inputs, expected_rows, rows_in, dropped, facts, rules, grace_hours: as in `publish`.
 
     Raises:
@@ -276,7 +276,7 @@ def _laid_out(
 def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
     writer = rows.write.option("parquet.block.size", _ONE_ROW_GROUP_BYTES)
     # Spark distributes the rows of each task evenly, so the files differ by at most one row per task. The
-    # margin avoids tiny extra files.
+    # limit is a little larger than `row_group_rows`, so that no tiny extra file is written for these rows.
     writer.option(
         "maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64
     ).parquet(file_io.for_spark(folder))
@@ -342,7 +342,7 @@ def _with_digests(spark: SparkSession, paths: Sequence[str]) -> list[str]:
 
 
 def map_files(spark: SparkSession | None, function: Callable[[str], str], paths: Sequence[str]) -> list[str]:
-    """Calls a function that reads a file, for each path. Returns the results in the order of the paths.
+    """Calls `function` for each path of a file. Returns the results in the order of the paths.
 
     If Spark uses other machines, its tasks call the function. Otherwise threads of this process call it,
     because starting tasks would take longer.
@@ -462,9 +462,9 @@ def describe(path: str) -> Description:
     """Reads the footer of a Parquet file.
 
     Returns:
-        (columns, rows, bytes, groups, statistics). Here columns are pairs of name and Arrow type. Rows and
-        bytes are the numbers for the whole file. Groups are the number of rows of each row group. Statistics
-        map each column to (number of nulls, lowest value, highest value).
+        (columns, rows, bytes, groups, statistics): a pair (name, Arrow type) for each column; the number of
+        rows and of bytes of the file; the number of rows of each row group; and a dictionary that maps each
+        column to (number of nulls, lowest value, highest value).
     """
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
@@ -528,7 +528,7 @@ def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any
             continue
         try:
             low, high = statistics.min, statistics.max
-        except pa.ArrowNotImplementedError:  # pyarrow cannot read those of decimals, which no rule limits
+        except pa.ArrowNotImplementedError:  # pyarrow cannot read statistics of decimals; no rule needs them
             continue
         lowest = low if lowest is None else min(lowest, low)
         highest = high if highest is None else max(highest, high)
@@ -593,9 +593,9 @@ def publish_rows(
         inputs: maps the name of each input from which the rows were computed to the digest of the input.
         row_group_rows: largest number of rows of a file.
         sort_by: the column or columns to sort by. If `sort_by` is empty, rows keep their order.
-        expected_rows: the required number of rows, if the caller knows it. Otherwise a frame is persisted and
-            counted.
-        rows_in, dropped, facts, rules, grace_hours: as in storage.publish.publish.
+        expected_rows: the required number of rows, if the caller knows it. If it is None and `rows` is a
+            frame, the frame is persisted and counted.
+        rows_in, dropped, facts, rules, grace_hours: see storage.publish.publish.
 
     Raises:
         DataError: the written rows break a rule; the previous rows remain published.

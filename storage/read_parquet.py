@@ -44,14 +44,15 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 def concat_parts(parts: Iterable[pa.Table]) -> pa.Table:
     """Returns the rows of all parts of a table. The parts have the same columns, of the same types.
 
-    Spark marks columns without nulls, and Arrow does not. Both also write their own metadata. This function
-    accepts parts that differ in these marks and metadata, which `pa.concat_tables` would refuse.
+    Spark marks columns that cannot be null in the schema, and Arrow does not. Each also writes its own
+    metadata. `pa.concat_tables` would refuse parts with different marks or metadata; this function accepts
+    them.
     """
     return pa.concat_tables([_plain(part) for part in parts])
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Returns a table whose columns and list elements may be null, and whose schema has no metadata."""
+    """Returns a table with nullable columns and list elements, and with a schema without metadata."""
     schema = pa.schema([(field.name, _nullable(field.type)) for field in table.schema])
     return table if table.schema.equals(schema, check_metadata=True) else table.cast(schema)
 
@@ -85,7 +86,7 @@ def errors_of_file(path: str, remedy: str) -> Iterator[None]:
 
 
 def require_all_intact(paths: Iterable[str]) -> None:
-    """Compares files with their manifests in threads, unless this process has done so.
+    """Compares files with their manifests in threads. Skips files that this process has compared before.
 
     Call this function before another program, such as DuckDB, reads the files. Such a program cannot compare
     them with a manifest.
@@ -101,7 +102,7 @@ def require_all_intact(paths: Iterable[str]) -> None:
 def require_intact_file(path: str) -> str:
     """Compares a file with its manifest, unless this process has done so. Returns the path.
 
-    The errors are those of `require_all_intact`.
+    Raises the same errors as `require_all_intact`.
     """
     with errors_of_file(path, REBUILD):
         require_intact(path)
@@ -177,8 +178,8 @@ def read_table(
     The rows are the same even if the partition was replaced in the meantime.
 
     Raises:
-        DataError: a file does not exist or is damaged, or the manifest lacks a column, or the manifest has a
-            type that this release does not support.
+        DataError: a file does not exist or is damaged, the manifest lacks a column, or a column has a type
+            that this release does not support.
         InfrastructureError: a file could not be read.
     """
     schema = known_schema(partition, manifest, columns)
@@ -191,7 +192,7 @@ def known_schema(partition: Partition, manifest: Manifest, columns: Sequence[str
     """Returns the Arrow types of some or all columns of a manifest.
 
     Raises:
-        DataError: the manifest lacks a column, or it has a type that this release does not support.
+        DataError: the manifest lacks a column, or a column has a type that this release does not support.
     """
     names = [name for name, _ in manifest.schema] if columns is None else list(columns)
     kinds = dict(manifest.schema)

@@ -1,4 +1,4 @@
-"""Removes dates from a table, and files that no manifest lists; lists the files of a lake."""
+"""Lists the files of a lake, and deletes dates of tables and files that no manifest lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage.manifest import MANIFEST_NAME, Manifest, is_published, load_manifes
 from storage.other_tools import LOCK_NAME
 from storage.paths import DATA, LakePaths, Partition, Table
 
-# A file in a folder of data files whose manifest was deleted.
+# Name of a file that is written to a folder of data files when the folder's manifest is deleted.
 WITHDRAWN_NAME = "_WITHDRAWN"
 _WITHDRAWN_TEXT = (
     "No manifest lists the files of this folder any more. A job deletes them after output.grace_hours.\n"
@@ -52,8 +52,8 @@ def remove(partition: Partition, grace_hours: float) -> None:
     The manifest is deleted first, so no job uses an incomplete partition. Hard links or Delta log entries are
     deleted next, so other tools do not find files that are deleted later. A program that has read the
     manifest may still read the data files. So they stay, and the first removal after `grace_hours` deletes
-    them. If a removal is killed, the next one continues, because `written_dates` lists each date that has a
-    folder of data files. Data files of another job that is writing this date are younger, and remain.
+    them. If a removal is killed, the next removal continues it: `written_dates` lists each date that still
+    has a folder of data files. Data files of another job that is writing this date are younger, and remain.
     """
     if grace_hours > 0 and _has_files(partition):
         record_withdrawal(partition.file(partition.data))
@@ -70,7 +70,7 @@ def remove(partition: Partition, grace_hours: float) -> None:
 
 
 def record_withdrawal(folder: str) -> None:
-    """Writes a file into a folder of data files.
+    """Writes the file WITHDRAWN_NAME into a folder of data files whose manifest was deleted.
 
     The time of this file is the time at which the manifest was deleted. So later removals can compute for how
     long no manifest has listed the data files.
@@ -103,15 +103,15 @@ def delete_leftovers(
     """Deletes the data files of a partition that no manifest lists, if they are older than `grace_hours`.
 
     A program may still read files that an earlier manifest listed. So a file stays until `grace_hours` have
-    passed since a manifest last listed it. If the manifest was deleted, the time of the file WITHDRAWN_NAME
-    says when.
+    passed since a manifest last listed it. If the manifest was deleted, this time is the time of the file
+    WITHDRAWN_NAME.
 
     Args:
         partition: the partition.
         manifests: the manifests whose files stay.
         grace_hours: hours.
-        replaced: the manifest that was replaced just now, if any. No manifest has listed the files of earlier
-            manifests since `replaced` was published.
+        replaced: the manifest that was replaced just now, if any. The files of still earlier manifests were
+            listed until `replaced` was published.
 
     Returns:
         The number of deleted files.
@@ -146,8 +146,8 @@ def delete_leftovers(
 def delete_empty_folders(folder: str) -> None:
     """Deletes a folder and its subfolders if none of them contains a file. The folder may be missing.
 
-    The lock of hard links does not count as a file. A file that another job writes meanwhile is not deleted,
-    except on S3. There, pyarrow's client can delete a folder only together with all its files.
+    The file LOCK_NAME does not count as a file. A file that another job writes meanwhile is not deleted,
+    except on S3, where pyarrow's client can delete a folder only together with all its files.
     """
     files, inner = file_io.filesystem(folder)
     entries = file_io.list_files(folder, recursive=True)
@@ -218,7 +218,7 @@ class DateFiles:
 
 
 def list_lake(lake: LakePaths) -> list[LakeFile]:
-    """Lists all files and folders of a lake, by path."""
+    """Lists all files and folders of a lake, sorted by path."""
     _, inner = file_io.filesystem(lake.root)
     return [
         LakeFile(

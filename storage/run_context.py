@@ -32,12 +32,13 @@ class RunContext:
         name: the name of the job, such as `build_features`.
         run_date: the ISO date for which the job runs.
         phases: maps each phase that has ended to its seconds.
-        open_session: builds the Spark session. It is called only when the session is first needed, so a job
-            with bad input fails before executors start.
+        open_session: builds the Spark session. The function is called when the session is first needed. So a
+            job that finds bad input before that starts no executors.
         recorder: records which data the run reads and publishes. The code that runs a job passes the lineage
             of the run. In notebooks and tests nothing is recorded.
         in_process: whether scoring and evaluation keep their rows as Arrow tables in this process, instead of
-            Spark frames. A stage that can do so sets it with spark.choose_workers.stay_in_process.
+            Spark frames. A stage that supports both sets this attribute with
+            spark.choose_workers.stay_in_process.
     """
 
     name: str

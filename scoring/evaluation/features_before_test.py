@@ -48,7 +48,7 @@ def features_before_test(
     *,
     before: Split = "test",
 ) -> DataFrame:
-    """Returns the result of `rows_before_test`, which has the same arguments, as a Spark frame."""
+    """Does the same as `rows_before_test`, but returns a Spark frame."""
     return frame_of(context.spark, rows_before_test(context, dataset, spec, side, before=before))
 
 
@@ -62,13 +62,13 @@ def rows_before_test(
 ) -> Rows:
     """Returns the features of all users, or of all items, from before the test rows.
 
-    If the configuration has a table of attributes for this side (section `users` or `items`), this table
-    determines the features, as for published lists. Users with a train or validation row, but without a row
-    in this table, have null attributes. Items without a row in this table have null attributes if
-    `items.missing` is `serve`; otherwise they are left out. Without a table of attributes, the features are
-    those of the latest row of the train and validation splits. Features of `last_values` are computed from
-    the last values before the test days. With `before=validation`, only rows of the
-    train split are used.
+    If the configuration has a table of attributes for this side (section `users` or `items`), the features
+    are computed from the rows of this table. Published lists use the same features. Users with a train or
+    validation row, but without a row in this table, have null attributes. Items without a row in this table
+    have null attributes if `items.missing` is `serve`; otherwise they are left out. Without a table of
+    attributes, a user or an item has the features of its latest row in the train and validation splits.
+    Features of `last_values` are computed from the last values before the test days. With
+    `before=validation`, only rows of the train split are used.
 
     Args:
         context: the context of the run.
@@ -137,7 +137,7 @@ def values_before(context: RunContext, before: Split = "test") -> LatestValues |
 
 
 def _published_rows(context: RunContext, dataset: Dataset, splits: Sequence[Split]) -> list[PublishedRows]:
-    """Returns the published rows of some splits of a dataset."""
+    """Returns the published rows of the given splits of a dataset."""
     return [
         PublishedRows(partition, manifest, label)
         for split in splits
@@ -166,10 +166,10 @@ def _latest_of_workflow(
     key: str,
     columns: Sequence[str],
 ) -> Rows:
-    """Returns the latest row of each key in some splits, with the features of `workflow`.
+    """Returns the latest row of each key in the given splits, with the features of `workflow`.
 
-    The features of a day are read if they were published with this workflow from the present raw log.
-    Otherwise they are computed and published again.
+    The features of a day are read if they were published with this workflow, and the raw log has not changed
+    since. Otherwise they are computed and published again.
     """
     config, version = context.config, workflow.version
     plan = plan_of(config)

@@ -4,14 +4,15 @@ An evaluation has five steps. gate_run.py runs these steps in order:
 
 1. gate_run.py measures both models on the same test rows and compares the measures.
 2. gate_lists.py measures the lists of both models for the same users. gate_run.py compares them.
-3. gate_run.py checks how far scores and data have drifted.
+3. gate_run.py checks how far the challenger's scores differ from the champion's, and how far the data differ
+   from the train days.
 4. gate.py (this file) decides. It uses only the measures and the results of the checks, and reads no table.
 5. gate_run.py formats the result for the report and for the registry.
 
 The challenger is promoted if the test shows, with a configured confidence, that the challenger is not worse
 than the champion by more than a margin. Equal quality is enough, because the challenger was trained on newer
-data. The AUC values of one day cannot show that two models are equally good, so the gate uses a confidence
-interval.
+data. Two AUC values of one day also differ by chance, so the gate compares a confidence interval of their
+difference with the margin.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from metrics.bootstrap import Interval
 
 Level = Literal["ok", "warn", "hold"]
 
-# Name of the check of manual decisions (gate_run.py). Unlike other checks, it can also stop a first model.
+# Name of the check that fails if a person decided against the challenger (gate_run.py). Unlike other checks,
+# this check can also prevent the promotion of a first model.
 STANDING = "standing"
 
 
@@ -39,8 +41,8 @@ class GateMeasure:
         name: the name of the check.
         label: the name of the measure in messages.
         setting: the configuration key of the margin; None if the measure has no margin.
-        remedy: the remedy, in addition to a larger margin, if the interval is too wide.
-        few: a phrase that names what the test split lacks if there is no interval.
+        remedy: what messages recommend, besides a larger margin, if the interval is too wide.
+        few: the reason in messages if there is no interval: what the test split has too little of.
         sign: -1 if a smaller value is better, otherwise 1.
     """
 
@@ -178,7 +180,7 @@ def level_of(value: float | None, warn: float | None, hold: float | None) -> tup
 
 
 def _verdict(lead: str, checks: list[GateCheck]) -> Verdict:
-    """Returns the verdict for these checks. The challenger is promoted unless a check has the level `hold`.
+    """Returns the verdict: the challenger is promoted unless one of these checks has the level `hold`.
 
     The reason begins with `lead`. If `lead` is empty, the reason begins with the message of the check of the
     AUC. The messages of the other checks with the level `hold` follow.
@@ -190,7 +192,7 @@ def _verdict(lead: str, checks: list[GateCheck]) -> Verdict:
 
 
 def _as_warning(check: GateCheck) -> GateCheck:
-    """Replaces the level `hold` by `warn` in a check of a first model. Manual decisions keep their level."""
+    """Replaces the level `hold` by `warn` for a first model, except in the check of manual decisions."""
     return replace(check, level="warn") if check.level == "hold" and check.name != STANDING else check
 
 
@@ -199,7 +201,7 @@ def _quality_checks(
 ) -> Iterator[GateCheck]:
     """Yields the checks of the challenger's quality. Without a champion, only the calibration is checked.
 
-    The calibration is checked if the scores are click probabilities.
+    The calibration is checked only if the scores are click probabilities.
     """
     if comparison is not None and math.isfinite(challenger.auc):
         champion = comparison.champion
@@ -268,7 +270,7 @@ def margin_check(
 
 
 def _negated(interval: Interval | None) -> Interval | None:
-    """Returns the interval of the difference with the opposite sign."""
+    """Returns the interval of the negated difference."""
     if interval is None:
         return None
     return Interval(

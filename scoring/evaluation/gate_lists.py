@@ -1,8 +1,9 @@
-"""Measures the lists that champion and challenger would have made before the test rows.
+"""Measures the lists that champion and challenger would have made before the test days.
 
 Each model ranks all items for a sample of users, with features from before the test rows. The lists are
-measured by the users' clicks in the test split. Each Spark task reduces its users to one row of integer sums.
-So the driver's memory does not grow with the number of users, and the partitioning does not change the sums.
+compared with the users' clicks in the test split. Each Spark task reduces its users to one row of integer
+sums. So the driver's memory does not grow with the number of users, and the partitioning does not change the
+sums.
 """
 
 from __future__ import annotations
@@ -103,11 +104,12 @@ class ListMeasurement:
 def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[ModelInfo]) -> ListMeasurement:
     """Measures the lists of each model.
 
-    The users are those with a click in the test split and a row in the train or validation split. The
-    function measures the `gate.lists_users` of these users with the smallest hashes of their keys. All items
-    with a row before the test are ranked. A user's list consists of the k items with the highest
-    probabilities. Items that the user's rows before the test exclude are left out. The sources, filters and
-    rules of published lists do not apply. A click on an item that is not ranked counts as missed.
+    The users are those with a click in the test split and a row in the train or validation split. If there
+    are more than `gate.lists_users` of them, the function takes the users with the smallest hashes of their
+    keys. All items with a row before the test are ranked. A user's list consists of the k items with the
+    highest probabilities. A list does not contain items that are excluded because of the user's rows before
+    the test. The sources, filters and rules of published lists do not apply. A click on an item that is not
+    ranked counts as missed.
     """
     k, most_users = context.config.score.k, context.config.gate.lists_users
     reason = reason_against_lists(context, models)
@@ -171,9 +173,10 @@ def sampled_users(
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
-        positives: rows with the column user_key: the users with a click in the measured split.
+        positives: rows with the column user_key, one or more for each user with a click in the measured
+            split.
         most: maximum number of users. Those with the smallest hashes of their keys are returned.
-        known_in: each user has a row in one of these splits.
+        known_in: only users with a row in at least one of these splits are returned.
     """
     known = read_split(context, dataset, known_in, [USER_KEY])
     users = query(
@@ -249,7 +252,7 @@ def lists_of(context: RunContext, dataset: Dataset, model: ModelInfo, items: Man
 
 
 def _figures(users: Rows, relevance: Rows, items: int, resample: Resample | None) -> ListFigures:
-    """Returns the figures of a model's lists, and their replicates.
+    """Returns the figures of a model's lists, with the replicates of a bootstrap.
 
     Args:
         users: rows with the distinct user_key of all measured users.

@@ -119,7 +119,7 @@ def run_gate(
     )
 
 
-# Compares the lists of challenger and champion, and checks them against `gate.lists_margin`.
+# Compares the lists of challenger and champion, and checks the difference against `gate.lists_margin`.
 #
 # NDCG@k decides, because its interval is narrower than the interval of the hit rate. NDCG@k also falls if the
 # hits move down in the lists. The hit rate is only reported.
@@ -187,7 +187,7 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
     """Returns the checks of the lists.
 
     The list is empty if there is no champion. If lists could not be measured, the only check gives the
-    reason. If fewer than `gate.min_users` users were measured, the lists do not decide.
+    reason. If fewer than `gate.min_users` users were measured, no check of the lists prevents the promotion.
     """
     measurement = comparison.measurement
     if measurement.skipped is not None:
@@ -218,7 +218,7 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
 #
 # This step reads the figures about the data from the data report that build_features published (etl.quality).
 
-# The facts and messages name this number of columns: those with the largest drift.
+# Reports and messages name at most this number of columns: those with the largest drift.
 _MAX_NAMED = 5
 NamedValue = tuple[str, float]
 
@@ -228,8 +228,8 @@ def drift_checks(
 ) -> tuple[list[GateCheck], dict[str, Any]]:
     """Returns the results of the drift checks, and the figures that were checked.
 
-    The section `gate.drift` of the configuration sets the limits. The figures are a dictionary of JSON values
-    for the facts of the evaluation.
+    The section `gate.drift` of the configuration sets the limits. The figures are a dictionary of JSON
+    values, which becomes part of the published evaluation.
     """
     report = data_report(context)
     exempt = {*context.config.quality.exempt, *context.config.drawn_columns}
@@ -278,7 +278,7 @@ def _largest_first(values: Iterator[NamedValue]) -> list[NamedValue]:
 
 
 def _column_psi(report: DataReport, exempt: set[str]) -> Iterator[NamedValue]:
-    """Yields (name, PSI) for each raw column with a larger PSI than random variation explains.
+    """Yields (name, PSI) for each raw column whose PSI is larger than random variation explains.
 
     Columns in `exempt` are skipped.
     """
@@ -301,7 +301,7 @@ def _score_check(context: RunContext, scores: ColumnDrift | None) -> GateCheck |
     """Checks how far the challenger's scores drifted from the champion's. Returns None without a champion."""
     if scores is None:
         return None
-    message = f"the PSI of the scores against the champion's is {scores.psi:.3f}"
+    message = f"the PSI of the challenger's scores against the champion's scores is {scores.psi:.3f}"
     value = scores.psi_above_noise
     if value:
         message += (
@@ -352,7 +352,7 @@ def _oov_check(context: RunContext, oov_shares: list[NamedValue]) -> GateCheck |
     return _limit_check(context, "oov_share", value, message)
 
 
-# Last step of the gate: formats the result as facts for the report and as a record for the registry.
+# Last step of the gate: formats the result as JSON for the report, and as a record for the registry.
 
 HEADLINE = ("auc", "log_loss", "normalized_entropy", "predicted_over_observed", "rows", "positives")
 LINEAGE = (
@@ -415,7 +415,7 @@ class GateEvaluation:
         return [_check_facts(check) for check in ordered]
 
     def facts(self, context: RunContext, dataset: Dataset) -> dict[str, Any]:
-        """Returns the facts that evaluate_model publishes in the table `evaluations`, as JSON values."""
+        """Returns the results that evaluate_model publishes in the table `evaluations`, as JSON values."""
         resampled_by = "user" if context.config.keys else "row"
         return {
             "challenger": self.challenger.to_facts(),
@@ -436,8 +436,8 @@ class GateEvaluation:
     def decision(self) -> ChampionDecision:
         """Returns the decision as a record for the model registry.
 
-        The record contains the main figures of both models. It also contains the lineage for training the
-        challenger again.
+        The record contains the main figures of both models. It also contains the lineage, from which the
+        challenger can be trained again.
         """
         return ChampionDecision(
             self.challenger.version,
@@ -498,8 +498,8 @@ class ModelMeasures:
             workflow does not contain.
         ranking: MAP@k and NDCG@k of the groups of rows (`measure_groups`); empty if keys.group is not
             configured.
-        scores: the kind of the model's scores. Facts that are undefined for this kind are None in the result
-            of `to_facts`.
+        scores: the kind of the model's scores. In the result of `to_facts`, values that are undefined for
+            this kind are None.
     """
 
     version: str
@@ -521,7 +521,7 @@ class ModelMeasures:
     def facts(self) -> dict[str, Any]:
         """Returns the quality of the predictions.
 
-        Facts that are undefined for the model's kind of scores are None.
+        Values that are undefined for the model's kind of scores are None.
 
         Scores that only order rows have no log loss. Only click probabilities can be compared with a click
         rate.
@@ -531,7 +531,7 @@ class ModelMeasures:
         return {**self.quality.facts, **dict.fromkeys(missing)}
 
     def to_facts(self) -> dict[str, Any]:
-        """Returns the measures as JSON values for the facts of the evaluation."""
+        """Returns the measures as JSON values for the published evaluation."""
         return {
             "version": self.version,
             "workflow_version": self.workflow_version,
@@ -652,15 +652,15 @@ def oov_shares(rows: ReadableRows, spec: FeatureSpec) -> dict[str, float]:
 
 
 def _count_units(rows: Rows) -> int:
-    """Returns the number of units that a bootstrap resamples."""
+    """Returns the number of distinct units (users or row ids) that a bootstrap resamples."""
     return count(query(f"SELECT DISTINCT {UNIT} FROM {{rows}}", rows=select(rows, [UNIT])))
 
 
 def _unit_of(spec: FeatureSpec) -> str:
-    """Returns the column whose hash is UNIT: the user, or the row id if the log has no user column.
+    """Returns the column that is hashed into UNIT: the user, or the row id if the log has no user column.
 
-    Rows with equal UNIT are resampled together. Row ids start at 0 on each day. So without a user column,
-    rows of different test days with equal row ids are also resampled together.
+    Rows with the same value of UNIT are resampled together. Row ids start at 0 on each day. So without a user
+    column, rows of different test days with equal row ids are also resampled together.
     """
     return USER_KEY if USER_KEY in spec.key_columns else ROW_ID
 
@@ -671,8 +671,8 @@ def _unit_of(spec: FeatureSpec) -> str:
 def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: str) -> ReadableRows:
     """Returns the test split of the run date, encoded by the workflow with this version.
 
-    If this workflow made the dataset, the function reads the published features. Otherwise it encodes the raw
-    rows again (etl.build.encode_split).
+    If this workflow computed the features of the dataset, the function reads the published features.
+    Otherwise it encodes the raw rows again (etl.build.encode_split).
     """
     if workflow_version == dataset.workflow_version:
         return read_split(context, dataset, ["test"])
@@ -737,8 +737,8 @@ def reduce_groups(rows: pa.Table, k: int) -> dict[str, int]:
     The sums are integers in units of 2⁻³².
 
     Args:
-        rows: a table with the columns group_key, label and probability, and at least one row. A group with a
-            row in the table must have all its rows in the table.
+        rows: a table with the columns group_key, label and probability, and at least one row. The table must
+            contain all rows of each of its groups.
         k: number of top positions that are measured.
     """
     group = rows.column(GROUP_KEY).combine_chunks().dictionary_encode().indices.to_numpy()

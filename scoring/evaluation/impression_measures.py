@@ -56,7 +56,7 @@ def find_impressions(context: RunContext) -> RawFiles | None:
 def measure_impressions(
     context: RunContext, published: Manifest, clicked: Rows, raw: RawFiles | None
 ) -> dict[str, Any] | None:
-    """Returns the figures of the shown entries as JSON values; None without a log.
+    """Returns the figures of the list entries that were shown, as JSON values; None without a log.
 
     Args:
         context: the context of the run.
@@ -115,7 +115,7 @@ def _lists(context: RunContext, published: Manifest, has_variants: bool) -> Rows
 
 
 def _compare(logged: Rows, lists: Rows, settings: Impressions, has_variants: bool) -> Rows:
-    """Returns the distinct impressions, with `times` (number of rows) and `fit` (`fits` or a reason)."""
+    """Returns the distinct impressions: `times` counts the log's rows, and `fit` is `fits` or a reason."""
     distinct = query(
         f"""
         SELECT user_key, item_key, position, logged_variant, logged_version, {ERROR}, count(*) AS times
@@ -161,7 +161,7 @@ def _compare(logged: Rows, lists: Rows, settings: Impressions, has_variants: boo
 
 
 def _counts(fits: Rows) -> Rows:
-    """Returns the numbers of distinct impressions and of rows, and one error, for each value of `fit`."""
+    """Returns, for each value of `fit`, the numbers of impressions and of log rows, and one error if any."""
     return query(
         f"""
         SELECT fit, count(*) AS impressions, CAST(sum(times) AS BIGINT) AS logged, min({ERROR}) AS {ERROR}
@@ -174,7 +174,7 @@ def _counts(fits: Rows) -> Rows:
 def _require_readable(counts: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises DataError if a file could not be read.
 
-    A row with an error has no user, so its `fit` is `invalid`.
+    The reader returns a row with the error and without a user for such a file, so its `fit` is `invalid`.
     """
     error = counts.get("invalid", {}).get(ERROR)
     if error is not None:
@@ -182,7 +182,7 @@ def _require_readable(counts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _matches(counts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the numbers of rows and impressions, and of impressions that fit no list, by reason."""
+    """Counts rows and impressions, and for each reason the impressions that fit no list for this reason."""
     impressions = sum(row["impressions"] for row in counts.values())
     unmatched = {reason: counts[reason]["impressions"] for reason in REASONS if reason in counts}
     rows = sum(row["logged"] for row in counts.values())
@@ -218,7 +218,7 @@ def _shown(fits: Rows, clicked: Rows) -> Rows:
 
 
 def _shares(lists: Rows, shown: Rows, clicked: Rows) -> dict[str, Any]:
-    """Returns the numbers of users and of entries in the lists.
+    """Counts the users who have a list and those with a shown entry, and counts entries of lists.
 
     The entries are counted three times: all entries, the shown entries, and those that were clicked but not
     shown.
@@ -278,8 +278,8 @@ ALL = "all"  # the key of the click rates over all variants
 _SUMS = ("shown", "clicked")
 _RATES_PARTIAL = pa.schema([(VARIANT, pa.string()), *((name, pa.list_(pa.int64())) for name in _SUMS)])
 
-# Maps each name of _SUMS to (1 + replicates, k) int64: for each position, the sum over all users, then the
-# sums over each resample.
+# Maps each name of _SUMS to an int64 array with the shape (1 + replicates, k). Row 0 has the sums over all
+# users for each of the k positions, and each other row has the sums over one resample.
 Sums = Mapping[str, NDArray[np.int64]]
 
 
@@ -342,7 +342,10 @@ def _rates_reducer(
 
 
 def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
-    """Returns the click rate with its interval from (1 + replicates,) sums; None if nothing was shown."""
+    """Returns the click rate with its interval; both are None if nothing was shown.
+
+    The sums have the shape (1 + replicates,): the sum over all users, then one sum for each resample.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         rates = sums["clicked"] / sums["shown"]
     rate = float(rates[0]) if np.isfinite(rates[0]) else None
@@ -356,7 +359,7 @@ def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
     }
 
 
-# Estimates the click rate of explored positions if the model, instead of chance, ordered the items there.
+# Estimates the click rate that explored positions would have if the model ordered their items, not chance.
 #
 # The rule `score.rules.exploration` sorts a user's candidates that are not yet in the list by a uniform
 # random key. The first m of them (the drawn items) get the last m positions. So all m! orders of the drawn
@@ -371,8 +374,8 @@ def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
 # bootstrap over users gives the interval. The effective number of entries is (sum of weights)² / sum of
 # squared weights.
 #
-# With a maximum per category, or a rule of a package that leaves out items, the earlier items decide whether
-# an item can be drawn. Then the orders are not equally probable, and there is no estimate.
+# With a maximum per category, or with a plug-in rule that leaves out items, the items at earlier positions
+# decide whether an item can be drawn. Then the orders are not equally probable, and there is no estimate.
 
 _VALUES = ("shown", "clicked", "weight", "weighted_clicks")
 _SQUARES = "squared_weight"
@@ -494,7 +497,7 @@ def _facts(
 
 
 def _with_interval(values: NDArray[np.float64], confidence: float) -> dict[str, float] | None:
-    """Returns the first of (1 + replicates,) values, with an interval from the other values; None if NaN."""
+    """Returns `values[0]` with the interval of the replicates `values[1:]`; None if `values[0]` is NaN."""
     if not np.isfinite(values[0]):
         return None
     between = interval(float(values[0]), values[1:], np.zeros(len(values) - 1), confidence)

@@ -1,4 +1,4 @@
-"""Converts measures to facts: of published lists, of the most popular items, of the best possible lists."""
+"""Converts measures of published lists, of popular items and of the best possible lists to JSON values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from storage.feature_spec import ITEM_KEY, OOV_ID, USER_KEY
 from storage.manifest import Manifest, read_manifest
 from storage.run_context import RunContext
 
-# The kinds of lists, in addition to those of `true_lists`.
+# Kinds of lists: the published lists, and lists of the most popular items. `true_lists` makes other kinds.
 PUBLISHED, POPULAR = "lists", "popular"
 
 
@@ -82,7 +82,7 @@ def truth_facts(
 ) -> dict[str, Any] | None:
     """Returns the figures of the lists that are ranked by the true probabilities.
 
-    These lists were made only for users with clicks, so their coverage comes from fewer lists than the
+    These lists were made only for users with clicks, so their coverage is computed from fewer lists than the
     coverage of the published lists. `share_of_best` is the hit rate of the published lists divided by the hit
     rate of the lists BEST.
 
@@ -105,7 +105,7 @@ def truth_facts(
 def shown_kinds(
     measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, MeasuredLists]:
-    """Returns the kinds of lists in the facts of new users and items. BEST needs the true probabilities."""
+    """Returns the kinds of lists that are measured for new users and items; BEST only if it was measured."""
     kinds = [PUBLISHED, POPULAR, *([BEST] if BEST in counts else [])]
     return {kind: measured.get(kind, NO_LISTS) for kind in kinds}
 
@@ -115,8 +115,8 @@ def shown_kinds(
 # The true probabilities are those of the measured days, so a model can make better lists only by chance. The
 # expected hit rate of these lists is therefore the highest that any lists can have.
 
-# The rankings of the lists: the probability of a click if the item is shown, and the probability that the
-# user sees the item and clicks it. The second ranking gives the best lists.
+# The probabilities by which items are ranked. CLICK_PROBABILITY is the probability of a click if the item is
+# shown. BEST is the probability that the user sees the item and clicks it; it gives the best lists.
 CLICK_PROBABILITY, BEST = "click_probability", "best"
 RANKINGS = (CLICK_PROBABILITY, BEST)
 _LISTS = pa.schema(
@@ -145,10 +145,10 @@ def true_lists(
     probability. If probabilities are equal, the item with the smaller index comes first.
 
     Args:
-        workers: make the lists if the users are a table.
+        workers: run the tasks if the users are an Arrow table.
         exclusions: the excluded items of each user.
         items: rows with the columns item_index and item_key, one row per item. The indices are 0, 1, ….
-        generated: the days with the clicks that measure the lists.
+        generated: the generated days whose clicks the lists are compared with.
         k: maximum length of a list.
     """
     in_order = records(query("SELECT item_key FROM {items} ORDER BY item_index", items=items))
@@ -157,8 +157,8 @@ def true_lists(
     if isinstance(users, pa.Table):
         tasks = -(-len(users) // _USERS_PER_TASK)
         return workers.run(tasks, partial(_lists_of_part, maker, users.combine_chunks()), _LISTS)
-    # The table `users` may have only one file, so its rows are divided here. The lists of a user take 0.2 ms
-    # on one core.
+    # The table `users` may be a single file, which would be a single task, so `spread` divides its rows. The
+    # lists of a user take 0.2 ms on one core.
     return map_rows(spread(users, USER_KEY), maker, _LISTS)
 
 
@@ -170,7 +170,7 @@ def _lists_of_part(maker: _ListMaker, users: pa.Table, index: int) -> Iterator[p
 
 @dataclass(frozen=True)
 class _ListMaker:
-    """A function that makes the lists of batches of users. `item_keys` has the key of each item index."""
+    """Makes the lists of batches of users when it is called. `item_keys[i]` is the key of item number i."""
 
     item_keys: tuple[str, ...]
     generated: GeneratedDays
@@ -214,7 +214,7 @@ class _ListMaker:
 
 
 class _Day:
-    """The truth of one day, for the candidates in the order of their indices."""
+    """The true probabilities of one day. The candidates are in the order of their indices."""
 
     def __init__(self, settings: Generate, day: str, item_keys: tuple[str, ...]) -> None:
         self.truth = DayTruth(settings, day)
@@ -272,9 +272,9 @@ def _best_of(scores: Floats, k: int) -> list[NDArray[np.int64]]:
 
 # Measures lists for new users and items. The model was trained without the ids of these users and items.
 #
-# A user or item is new if its id feature has OOV_ID on the date of the lists. The reason is that its first
-# row came after the training, or that it had fewer train rows than `min_count`. If no feature is computed
-# from the key of the user or item alone, users or items without a row in the train split are new.
+# A user or item is new if its id feature has OOV_ID on the date of the lists. That is so if its first row
+# came after the training, or if it had fewer train rows than `min_count`. If no id feature is computed from
+# the user's or item's key alone, users or items without a row in the train split are new.
 
 
 def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Rows, Rows]:
@@ -323,10 +323,10 @@ def cold_start_facts(
         published: the name of the published lists.
 
     Returns:
-        A dictionary with the keys `new_users`, `known_users` and `new_items`. Each of them has `users`, and
-        for each kind of lists `hit_rate` and `ndcg`. `new_items` also has `items`, the number of new items;
-        `position_share`, the share of list entries whose item is new; and `click_share`, the share of clicks
-        on new items among the clicks on all items.
+        A dictionary with the keys `new_users`, `known_users` and `new_items`. Each value has the number of
+        users (`users`), and the `hit_rate` and `ndcg` of each kind of lists. `new_items` also has `items`,
+        the number of new items; `position_share`, the share of list entries whose item is new; and
+        `click_share`, the share of clicks on new items among the clicks on all items.
     """
     facts: dict[str, Any] = {}
     for group in ("new_users", "known_users", "new_items"):

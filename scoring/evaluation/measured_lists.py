@@ -1,4 +1,4 @@
-"""Measures several kinds of lists: hit rate and NDCG of groups of users, and the listed items.
+"""Measures several kinds of lists: their hit rate and NDCG for groups of users, and counts of their items.
 
 Two queries measure all kinds and groups, because a Spark query takes about half a second even for a few rows.
 """
@@ -124,7 +124,7 @@ class MeasuredLists:
 
 @dataclass(frozen=True)
 class ListedItems:
-    """Counts of items in some rows.
+    """Counts of the items in a set of rows, for example in all lists of one kind.
 
     Attributes:
         distinct: number of distinct items.
@@ -264,7 +264,7 @@ def count_items(lists: Rows, positives: Rows, items: Rows) -> dict[str, ListedIt
 
 
 def _sums(name: str, chosen: str, hits: str, ndcg: str) -> list[str]:
-    """Returns SQL for the sums over the chosen users. `_relevance` computes means from these sums."""
+    """Returns SQL for sums over the users for whom `chosen` is true; `_relevance` computes their means."""
     return [
         f"count(CASE WHEN {chosen} THEN 1 END) AS {name}_users",
         f"count(CASE WHEN ({chosen}) AND {hits} > 0 THEN 1 END) AS {name}_hits",

@@ -32,7 +32,7 @@ def rows_of_day(context: RunContext, day: str) -> Rows:
 
 
 def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, Manifest] | None:
-    """Returns a day's published features, computed by the workflow of the same day's dataset.
+    """Returns the published features of a day, which the workflow of that day's dataset computed.
 
     Returns None if no features are published, or if they were computed from another log or by other settings.
     """

@@ -33,8 +33,8 @@ def serving_model_and_dataset(
     Args:
         context: the context of the job.
         scored: the split whose rows will be scored, if any. If the refit was trained on a day of this split,
-            the champion is returned instead. If a model was trained on rows, its probabilities of these rows
-            are too close to the rows' labels.
+            the champion is returned instead. The reason is that a model fits the labels of its own training
+            rows too well.
 
     Raises:
         DataError: there is no champion or no dataset, their workflow versions differ, or the weights of the
@@ -59,7 +59,7 @@ def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
     """Returns the champion, even if its refit serves, and the dataset of the run date.
 
     Raises:
-        DataError: as `serving_model_and_dataset`.
+        DataError: for the same reasons as in `serving_model_and_dataset`.
     """
     lake, name = context.lake, context.config.name
     version = _serving(context).champion
@@ -70,7 +70,7 @@ def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
 
 
 def _serving(context: RunContext) -> ServingModel:
-    """Returns the champion of the run date and its refit. Raises DataError if there is no champion."""
+    """Returns which model serves on the run date. Raises DataError if there is no champion."""
     lake, name = context.lake, context.config.name
     serving = serving_model(context.config, lake, context.run_date)
     if serving is None:
@@ -82,7 +82,7 @@ def _serving(context: RunContext) -> ServingModel:
 
 
 def _read_model(context: RunContext, path: str) -> ModelInfo:
-    """Reads the champion or its refit. Raises DataError if its weights are not the recorded weights."""
+    """Reads a model. Raises DataError if its weights differ from those recorded when it began to serve."""
     model = read_model_info(path, context.lake.recorder)
     name, until = context.config.name, context.run_date
     require_recorded_weights(context.lake, name, until, path, model.description)
@@ -138,7 +138,7 @@ def served_blend(context: RunContext, candidates: Manifest) -> BlendRecord | Non
 
 
 def blend_request(blend: BlendRecord, candidates: Manifest) -> BlendRequest | None:
-    """Returns the weights of a blend for the workers; None if the model alone ranks.
+    """Returns the blend's weights, which workers use to rank; None if the model alone ranks.
 
     Raises:
         DataError: the candidates were built without the scores of the sources.

@@ -38,7 +38,7 @@ def encoded_context(context: RunContext, model: ModelInfo) -> dict[str, Any]:
 
 
 def raw_context(context: RunContext, model: ModelInfo) -> dict[str, Any]:
-    """Returns the raw values with which the lists of a model are scored, as `score.context` or by default."""
+    """Returns the raw context values for a model's lists, from `score.context` or from the default values."""
     names = [feature.name for feature in model.spec.scoped("context")]
     if not names:
         return {}
@@ -60,13 +60,13 @@ def encode_context(
     Args:
         lake: the lake of the model.
         model: the model.
-        raw_values: maps raw columns that context features are computed from to their values.
+        raw_values: a value for each raw column that context features are computed from.
         defaults: the rows whose most frequent value is taken for a column that is not in `raw_values`; None
             if `raw_values` must have all columns.
 
     Raises:
-        ConfigError: `raw_values` names a column that is no raw column of the context features, or a column
-            has neither a value nor a default.
+        ConfigError: `raw_values` names a column from which no context feature is computed, or a column has
+            neither a value nor a default.
     """
     names = [feature.name for feature in model.spec.scoped("context")]
     if not names:

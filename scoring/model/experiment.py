@@ -94,13 +94,13 @@ def hash_limit(share: float) -> int:
 def with_variants(
     rows: Rows, key: str, experiment: ServingExperiment | None, columns: Sequence[str] = ()
 ) -> Rows:
-    """Returns some columns of rows of users, and the column `variant`: `control` or `treatment`.
+    """Returns chosen columns of the rows, and the column `variant`: `control` or `treatment`.
 
     Args:
-        rows: rows with the column `key`.
+        rows: rows of users, with the column `key`.
         key: the column with the key of the user, a text.
         experiment: the salt and the share. With None, all users are in the control.
-        columns: the columns to return; none of them is `variant`. If empty, only the key is returned.
+        columns: the columns to return besides `variant`. If there are none, the column `key` is returned.
     """
     kept = ", ".join(quoted(name) for name in columns or (key,))
     if experiment is None:

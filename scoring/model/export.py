@@ -20,7 +20,7 @@ def export(
     Args:
         info: the model.
         folder: a folder that does not exist yet.
-        formats: number formats with fewer bits, in which each ONNX program is also written.
+        formats: number formats with fewer bits; each ONNX program is also written in each of these formats.
         compiled: whether each program is also compiled for the processor of this machine.
 
     Raises:

@@ -46,7 +46,7 @@ class ModelInfo:
 
     @property
     def multi_hot(self) -> MultiHot:
-        """Returns the padding of lists of ids."""
+        """Returns how features that are lists of ids are padded and pooled."""
         return ModelConfig(**self.description["model"]).multi_hot
 
     def request(self, score: Score) -> ModelRequest:
@@ -65,7 +65,7 @@ class ModelInfo:
         )
 
     def require_spec(self, features: FeatureSpec) -> None:
-        """Checks that the workflow version of this model made `features`.
+        """Checks that `features` are the features of this model, computed by the same workflow version.
 
         Raises:
             DataError: `features` has another workflow version or other features.

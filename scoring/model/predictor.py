@@ -75,7 +75,7 @@ class MicroBatch:
                     raise
                 if self.rows == 1:
                     raise InfrastructureError(
-                        f"the device's memory does not suffice to score one row at once: {error}",
+                        f"the device has too little memory to score even one row: {error}",
                         "let fewer tasks share the device (spark.task.resource.gpu.amount, "
                         "spark.executor.cores), or give it more memory",
                     ) from error
@@ -161,7 +161,7 @@ def _widths(model: nn.Module) -> Iterator[int]:
             yield (module.in_features + module.out_features) * calls.get(module, 1)
         if hasattr(module, "cardinalities"):  # an embedding table
             vectors, dim = len(cast(Sized, module.cardinalities)), cast(torch.Tensor, module.weight).shape[1]
-            # The vectors, a concatenated copy of them, and their dot products.
+            # Counts the vectors, a concatenated copy of them, and their dot products.
             yield 2 * vectors * dim + vectors * vectors
 
 
@@ -175,8 +175,8 @@ class Predictor:
     Attributes:
         model: the torch module, in evaluation mode, on the device.
         spec: the features that the model was trained on.
-        multi_hot: how lists of ids are padded to equal length, and whether their vectors are summed or
-            averaged.
+        multi_hot: how lists of ids are padded to equal length, and whether the vectors of a list are summed
+            or averaged.
         version: version of the model.
         device: the device that the model is on.
         micro_batch: the number of rows that go through the model in one call.
@@ -228,7 +228,7 @@ def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Pred
     Args:
         request: the model to load, and the settings to run it with.
         gpu: index of the GPU that Spark assigned to the caller; None for the first GPU.
-        threads: number of CPU threads that torch may use: the number of cores of the caller's task.
+        threads: number of CPU threads that torch may use. Pass the number of cores of the caller's task.
 
     Raises:
         ConfigError: the requested device or the requested kernels are not available.
@@ -293,7 +293,7 @@ _PREDICTORS_KEPT = 2
 
 
 class RequestWithModel(Protocol):
-    """A hashable request that names the model that computes the answer.
+    """A hashable request that names the model to use.
 
     Such requests are ListRequest and RetrievalRequest.
     """
@@ -331,9 +331,10 @@ class WorkerModels:
     def latest(
         self, load: Callable[[Request, Predictor], Loaded], request: Request, gpu: int | None, threads: int
     ) -> Loaded:
-        """Returns the result of `load` for a request and the predictor of this request.
+        """Calls `load` with a request and the predictor of its model, and returns the result.
 
-        For each function `load`, only the latest result stays in memory.
+        For each function `load`, the latest result stays in memory. The same request then gets it without a
+        call.
 
         Args:
             load: `load_recommender` or `load_retriever`.
@@ -356,7 +357,7 @@ def models_of_process() -> WorkerModels:
 
 
 def rows_of_feature(path: str, feature: str) -> np.ndarray:
-    """Returns the embedding rows of all ids of a feature of a model: (cardinality, E) float32.
+    """Returns a model's embedding rows for all ids of one feature: (cardinality, E) float32.
 
     Args:
         path: the model's folder.

@@ -1,1 +1,1 @@
-"""Makes top-k lists: scores (user, item) pairs, ranks items, and computes facts of the lists."""
+"""Makes top-k lists: scores (user, item) pairs, ranks items, and computes statistics of the lists."""

@@ -1,4 +1,4 @@
-"""Computes the facts of the lists of a run: counts, coverage and a histogram of the scores."""
+"""Computes statistics of the lists that a run makes: counts, coverage and a histogram of the scores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def histogram_bin(probability: Column) -> Column:
 
 
 def summarize_lists(lists: pa.Table | DataFrame, k: int, users: int, items: int) -> dict[str, Any]:
-    """Computes facts of top-k lists, in one pass over the list entries.
+    """Computes statistics of top-k lists, in one pass over the list entries.
 
     Args:
         lists: a table or a frame with the columns user_id, position, item_id and score, as score_lists

@@ -1,8 +1,9 @@
-"""Scores (user, item) pairs, and blends the scores. User parts and item parts are computed only once.
+"""Scores (user, item) pairs, and blends the scores with those of the sources of candidates.
 
-The model computes the user part from the user alone, and the item part from the item and the context. Only
-the interaction of both parts is computed for each pair. If a model has no factorization into parts
-(training/models/factorization.py), the complete model runs on the joined input row of each pair.
+Most models have a user part, which depends on the user alone, and an item part, which depends on the item and
+the context. Both parts are computed only once; only their interaction is computed for each pair. If a model
+has no factorization into parts (training/models/factorization.py), the complete model runs on the joined
+input row of each pair.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class ItemParts:
     Args:
         factorization: the factorization of the predictor's model.
         inputs: the model inputs of N items, on the device.
-        predictor: the loaded model. Its micro-batch keeps computations within the device's memory.
+        predictor: the loaded model. The size of its micro-batch limits the memory that a computation needs.
         kept_bytes: maximum number of bytes of stored parts.
     """
 
@@ -153,7 +154,7 @@ class ItemParts:
         return tuple(tensor.view(*items.shape, *tensor.shape[1:]) for tensor in parts)
 
     def shared(self, most_bytes: int) -> ItemScores | None:
-        """Returns the items, prepared for scoring all of them at once.
+        """Returns an object that scores all items for a block of users at once.
 
         Returns None if the factorization cannot prepare items.
         """
@@ -348,7 +349,8 @@ class SourceScores:
     """The scores that S sources gave to the candidates of the users of one batch.
 
     Attributes:
-        starts: (U + 1,) index of the first candidate of each user; the last number is P.
+        starts: (U + 1,) index of the first candidate of each user; the last element is P, the number of all
+            candidates.
         items: (P,) int64, the item index of each candidate.
         scores: (P, S) float32, NaN where the source did not propose the item.
     """
@@ -380,8 +382,8 @@ class SourceScores:
         if len(wrong):
             user = int(wrong[0])
             raise DataError(
-                f"user {users[user]} has {lengths[user]} candidates and {numbers[user]} scores of sources, "
-                f"but needs one score of each of {sources} sources for each candidate",
+                f"user {users[user]} has {lengths[user]} candidates and {numbers[user]} scores, "
+                f"but needs {sources} scores for each candidate, one from each source",
                 _AGAIN,
             )
         flat = np.array(scores.flatten())  # torch needs a writable copy

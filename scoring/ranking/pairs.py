@@ -46,7 +46,7 @@ class SideInputs:
     categorical: Tensor
 
     def part(self, rows: slice) -> SideInputs:
-        """Returns the inputs of some consecutive rows."""
+        """Returns the inputs of the rows in this range."""
         return SideInputs(self.dense[rows], self.categorical[rows])
 
     def rows(self, index: Tensor) -> SideInputs:
@@ -61,7 +61,7 @@ class SideInputs:
         return SideInputs(self.dense + other.dense, self.categorical + other.categorical)
 
     def pinned_for(self, device: torch.device) -> SideInputs:
-        """Returns these inputs in pinned memory if the device is a GPU, ready for `to`."""
+        """Returns these inputs, copied to pinned memory if the device is a GPU, for the method `to`."""
         if device.type != "cuda":
             return self
         return SideInputs(pinned(self.dense, device), pinned(self.categorical, device))
@@ -102,7 +102,7 @@ _ITEM_BITS = 32  # bits for the item index in an int64 that represents a (user, 
 
 @dataclass(frozen=True)
 class Lists:
-    """The candidates of some consecutive users of a batch.
+    """The candidates of a range of consecutive users of a batch.
 
     Arrays with an element per user are on the host, and tensors with an element per pair are on the device.
     `everyone` and `listed` contain indices of users. Index 0 is the first of the consecutive users.
@@ -130,9 +130,10 @@ class Lists:
 class CandidateLists:
     """The candidates of the users of one batch.
 
-    The items of all lists are one array. On a CPU, each list is checked when it is needed. On another device,
-    `to` starts one check of all lists, and indices that are out of range are replaced, so that lookups do not
-    fail. The caller must then call `require_right` before it uses a result.
+    The items of all lists are one array. Items that are out of range or repeated in a list are an error. On a
+    CPU, each list is checked when it is needed. On another device, `to` starts one check of all lists. It
+    also replaces indices that are out of range, so that lookups do not fail. The caller must then check
+    `wrong` before it uses a result, and call `require_right` to raise the error.
 
     Args:
         users: the keys of the users, as strings.
@@ -177,7 +178,7 @@ class CandidateLists:
         self._items = torch.from_numpy(self._values)
 
     def _replace_excluded(self) -> None:
-        """Appends lists of all other items, for users with many excluded items."""
+        """For users with many excluded items, appends a list of the items that are not excluded."""
         users = np.flatnonzero(~self._has_list & ~self._scores_all)
         if not len(users):
             return
@@ -195,11 +196,11 @@ class CandidateLists:
     def to(self, device: torch.device) -> CandidateLists:
         """Copies the lists to the device, and starts their check there. Returns this object.
 
-        The host does not wait. `wrong` is then a () bool on the device: whether `require_right` raises an
-        error.
+        The host does not wait. The check sets `wrong`, a () bool tensor on the device. It is true if
+        `require_right` would raise an error.
 
         Raises:
-            DataError: as `require_right`, if there are no items.
+            DataError: there are no items, and `require_right` finds a wrong list.
         """
         if device.type == "cpu":
             return self
@@ -230,7 +231,7 @@ class CandidateLists:
         that are not in the list are dropped.
 
         Raises:
-            DataError: as `require_right`, if the lists are on the CPU.
+            DataError: the lists are on the CPU, and `require_right` finds a wrong list.
         """
         if self.wrong is None:
             self.require_right(users)
@@ -253,7 +254,7 @@ class CandidateLists:
         )
 
     def _pairs(self, users: Indices, numbers: Indices) -> tuple[Tensor, Tensor]:
-        """Returns the user number and the item index of each entry of the users' lists."""
+        """Returns, for each entry of the users' lists, the user's element of `numbers` and the item index."""
         if not len(users):
             nobody = torch.zeros(0, dtype=torch.int64, device=self._items.device)
             return nobody, nobody
@@ -263,7 +264,7 @@ class CandidateLists:
         return to_device(torch.from_numpy(numbers), device)[of_user], self._of_users(users).long()
 
     def _of_users(self, users: Indices) -> Tensor:
-        """Returns the lists of some users, one after the other."""
+        """Returns the lists of these users, concatenated."""
         starts, lengths = self._starts[users], self._lengths[users]
         total = int(lengths.sum())
         if not total:
@@ -311,7 +312,7 @@ class CandidateLists:
         return None
 
     def _refuse_first(self, users: slice) -> None:
-        """Raises the error of the first user with a wrong list. There must be a list with a wrong index."""
+        """Raises DataError for the first user with a wrong list. At least one index must be out of range."""
         for user in range(users.start, users.stop):
             indices = self._list_of(user)
             if len(indices) and (indices.min() < 0 or indices.max() >= self._num_items):
@@ -330,7 +331,10 @@ class CandidateLists:
         )
 
     def _listed_of(self, users: Indices) -> NDArray[np.integer[Any]]:
-        """Returns the lists of consecutive users who all have a list, or who all have none."""
+        """Returns the concatenated lists of users with a list, or the excluded items of users without a list.
+
+        The users must be consecutive among the users of the same kind.
+        """
         if not len(users):
             return self._values[:0]
         start, last = self._list_starts[users[0]], users[-1]
@@ -414,7 +418,7 @@ class Items:
 
 
 def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:
-    """Reads the candidate items into the CPU's memory, in the order of their index.
+    """Reads the candidate items into the CPU's memory. They are sorted by their item index.
 
     Args:
         files: paths of the Parquet files of candidate_items, in the order of the manifest.

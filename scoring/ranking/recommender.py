@@ -46,7 +46,7 @@ class ListScorer:
     """Scores the candidates of users.
 
     Attributes:
-        predictor, items, rules: as in ListRanker.
+        predictor, items, rules: see ListRanker.
         pair_scorer: computes the logits of pairs of user and item with the model.
         blend: the weights of the blend; None without a blend.
     """
@@ -101,8 +101,9 @@ class ListScorer:
             candidate: (R, W) bool, whether the item is a candidate; None if all are candidates.
             users: (R,) the user of each row, as an index into `names`.
             names: the keys of the users.
-            found_nan: a list to which a () bool on the device is appended: whether the score of a candidate
-                is NaN. With this list, a NaN raises no error, and the host does not wait for the scores.
+            found_nan: a list to which the function appends a () bool tensor on the device. It is true if the
+                score of a candidate is NaN. With this list, a NaN raises no error, and the host does not wait
+                for the scores.
 
         Raises:
             DataError: the score of a candidate is NaN, or a rule of another package made it NaN.
@@ -128,8 +129,8 @@ class ListScorer:
 # pairs.
 _MIN_PLACES = 131_072
 
-# Minimum number of users per pass over the items. The second number is the minimum if each pass must compute
-# the item parts again.
+# Minimum number of users per pass over the items: the first number if the item parts stay in memory, the
+# second if each pass must compute them again.
 _LEAST_USERS, _LEAST_USERS_ANEW = 16, 128
 
 # Maximum number of users per pass. This limits the memory for the rankings of these users.
@@ -141,7 +142,7 @@ _BLOCKS_AHEAD = 1
 
 @dataclass(frozen=True)
 class _Users:
-    """The users of a batch, on the host.
+    """The inputs and the candidates of the users of a batch, in the host's memory.
 
     Attributes:
         side: their model inputs.
@@ -173,12 +174,12 @@ class _Block:
 
 @dataclass(frozen=True)
 class _LaunchedLists:
-    """The lists of a block of users, which the device computes.
+    """The lists of a block of users, whose computation on the device has been started.
 
     Attributes:
         block: the users.
         names: their keys.
-        rank_again: computes the ranking keys, and raises an error for a score that is NaN.
+        rank_again: computes the ranking keys again, to raise the error for a score that is NaN.
         ruled_lists: the lists that the business rules chose; None without rules.
         best: without rules, the U · K highest ranking keys, followed by two flags: whether a list of the
             batch is wrong, and whether a score of the block is NaN.
@@ -267,7 +268,7 @@ class ListRanker:
         return _Users(side.pinned_for(predictor.device), lists, sources)
 
     def _blocks(self, batches: Iterator[_Users]) -> Iterator[_Block]:
-        """Yields the blocks of users of all batches. Each batch is copied to the device at once."""
+        """Yields the blocks of users of all batches. Each batch is copied to the device as a whole."""
         device = self.predictor.device
         least = _LEAST_USERS if self.list_scorer.pair_scorer.keeps_items else _LEAST_USERS_ANEW
         for batch in batches:
@@ -304,7 +305,7 @@ class ListRanker:
     def _finish(self, launched: _LaunchedLists) -> pa.RecordBatch:
         """Returns the lists of a block of users.
 
-        Without business rules, waits for the device and reads them.
+        Without business rules, waits for the device and reads the lists.
         """
         if launched.ruled_lists is not None:
             return launched.ruled_lists
@@ -324,7 +325,7 @@ class ListRanker:
 
     @property
     def _pool(self) -> int:
-        """Returns the number of best candidates of a user from which the list is chosen."""
+        """Returns how many of a user's best candidates are ranked, before the list is chosen from them."""
         whole = self.rules is not None and self.rules.need_whole_rankings
         return len(self.items.keys) if whole else self.k
 
@@ -332,7 +333,7 @@ class ListRanker:
         """Returns the lists without business rules: the first `k` candidates of each ranking.
 
         Args:
-            best: (U, K) ranking keys on the CPU, the first that `_ranked` returns.
+            best: (U, K) ranking keys on the CPU: the first K columns of the result of `_ranked`.
             users: the keys of the U users.
         """
         filled = best != NO_CANDIDATE
@@ -386,7 +387,7 @@ class ListRanker:
         source_scores: Tensor | None,
         found_nan: list[Tensor] | None = None,
     ) -> Tensor:
-        """Returns the ranking keys of the best candidates of some users, shape (U, W).
+        """Returns the ranking keys of the best candidates of U users, shape (U, W).
 
         Each row is sorted, best candidate first, and NO_CANDIDATE fills the end of the row. W is at most
         `_pool`. A ranking key combines ranking score and item index (scoring/ranking/top_k.py).
@@ -397,7 +398,7 @@ class ListRanker:
             names: the keys of the users, for error messages.
             source_scores: (Σ lengths, S) the scores of the sources, in the order of `asked.items`; None
                 without a blend.
-            found_nan: as for `ListScorer.keys`.
+            found_nan: see `ListScorer.keys`.
         """
         device = self.predictor.device
         best = torch.full((len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=device)
@@ -482,7 +483,7 @@ class ListRanker:
             yield laid_out.flatten(1)
 
     def _keys_of(self, index: Tensor) -> pa.Array:
-        """Returns the keys of items."""
+        """Returns the item keys of these item indices."""
         return self.items.keys.take(pa.array(index.numpy()))
 
 

@@ -2,8 +2,8 @@
 
 The driver sends only paths and row ranges to the workers, not rows. Manifests contain the number of rows of
 each row group, so the driver divides the rows without reading a data file. Each task decodes the complete row
-group, even if another task shares it. So row groups are divided only if the slots, in which tasks run at the
-same time, would otherwise get very unequal numbers of rows.
+group, even if another task shares it. So row groups are divided only if the slots would otherwise get very
+unequal numbers of rows. A slot runs one task after another, and all slots run at the same time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from conf.types import Split
 from storage.dataset import Dataset, split_partitions
 from storage.paths import LakePaths
 
-# Tasks get complete row groups if no slot then has more rows than the mean plus this share of the mean.
-# Scoring a row on a CPU takes longer than decoding it, so a larger imbalance costs more than decoding row
-# groups twice.
+# Tasks get complete row groups if no slot then has more rows than the mean of all slots, plus this share of
+# the mean. Scoring a row on a CPU takes longer than decoding it, so a larger imbalance costs more than
+# decoding row groups twice.
 _MORE_ROWS = 1 / 8
 
 
@@ -91,14 +91,14 @@ def divide_rows(
     piece. If there are no rows, the result is one task without pieces.
 
     Tasks get complete row groups if `whole` is set, or if the slots then have about equal numbers of rows.
-    Otherwise the tasks have about equal numbers of rows, and some tasks begin or end within a row group. A
-    task has at most `max_rows` rows, and up to an eighth more if it then ends with a row group. With `whole`,
-    a row group with more rows becomes a separate task.
+    Otherwise the tasks have about equal numbers of rows, and some tasks share a row group. A task has at most
+    `max_rows` rows, or up to an eighth more if it then ends at the end of a row group. With `whole`, a row
+    group with more rows becomes a separate task.
 
     Args:
         groups: the row groups, in the order of their rows.
-        slots: number of tasks that run at the same time. There are about as many tasks, or a multiple, so
-            that all slots end at about the same time. If there are fewer rows, there are fewer tasks. With
+        slots: number of tasks that run at the same time. The number of tasks is about a multiple of `slots`,
+            so that all slots end at about the same time. If there are fewer rows, there are fewer tasks. With
             `whole`, there are at most as many tasks as row groups.
         max_rows: maximum number of rows of a task.
         whole: whether row groups are never divided.
@@ -124,7 +124,7 @@ def divide_rows(
 
 
 def _full(ends: Sequence[int], max_rows: int) -> list[int]:
-    """Returns the ends of tasks of complete row groups, as many row groups per task as `max_rows` allows."""
+    """Returns the ends of tasks that get as many complete row groups as `max_rows` allows, as row indices."""
     cuts = [0]
     for before, end in pairwise([0, *ends]):
         if end - cuts[-1] > max_rows and before > cuts[-1]:
@@ -137,7 +137,7 @@ def _largest(cuts: Sequence[int]) -> int:
 
 
 def _longest_slot(cuts: Sequence[int], slots: int) -> int:
-    """Returns an upper bound for the rows of a slot.
+    """Returns an upper bound for the number of rows that one slot scores.
 
     A slot takes a new task when its task ends.
     """
@@ -146,7 +146,7 @@ def _longest_slot(cuts: Sequence[int], slots: int) -> int:
 
 
 def _nearest(cut: int, ends: Sequence[int]) -> int:
-    """Returns the end of a row group that is nearest to a row index over all row groups."""
+    """Returns the element of `ends`, the ends of the row groups, that is nearest to the row index `cut`."""
     at = bisect_left(ends, cut)
     return min(ends[max(at - 1, 0) : at + 1], key=lambda end: abs(end - cut))
 
@@ -168,7 +168,7 @@ def _moved(cut: int, ends: Sequence[int], task_rows: float) -> int:
 def _between(
     groups: Sequence[FileRowGroup], ends: Sequence[int], first: int, last: int
 ) -> tuple[RowGroupRange, ...]:
-    """Returns the pieces that contain the rows [first, last). Row indices count over all row groups.
+    """Returns the pieces that contain the rows [first, last) of the concatenated row groups.
 
     A piece is a range of rows of one row group.
     """

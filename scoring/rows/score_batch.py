@@ -1,4 +1,4 @@
-"""Scores feature rows in batches: rows of an Arrow batch, and rows of pieces of Parquet files.
+"""Scores feature rows in batches, from an Arrow batch or from pieces of Parquet files.
 
 A piece is a range of rows of one row group. Its rows are checked against the manifest and against the spec of
 the features. On a CPU, this code is the fastest way to score pieces. On a GPU, task.py scores them.
@@ -93,7 +93,7 @@ def inputs_by_column(
 def score_pieces(
     predictor: Predictor, pieces: Sequence[RowGroupRange], threads: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the scores of some rows as batches with the schema SCORES, in the order of the rows.
+    """Yields the scores of the pieces' rows as batches with the schema SCORES, in the order of the rows.
 
     Args:
         predictor: the loaded model.
@@ -101,7 +101,7 @@ def score_pieces(
         threads: number of CPU threads for reading.
 
     Raises:
-        DataError: an error of `read_piece`, or a probability is NaN. A message about NaN names the row.
+        DataError: `read_piece` raised it, or a probability is NaN. A message about NaN names the row.
     """
     batch_rows = min(max(predictor.micro_batch.rows, _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
     read = (
@@ -114,7 +114,7 @@ def score_pieces(
 
 
 def constant_dates(dt: str, rows: int) -> pa.DictionaryArray:
-    """Returns the column FEATURES_DT of rows of one date."""
+    """Returns the column FEATURES_DT for rows that all have the date `dt`."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([dt]))
 
 
@@ -150,7 +150,8 @@ def read_piece(
         batch_rows: maximum number of rows of a batch.
         threads: number of CPU threads that the caller may use. With 1, columns are decoded in the caller's
             thread.
-        check_ids: whether ids are compared with their cardinalities. Lists of ids always are.
+        check_ids: whether single ids are checked against their cardinalities. Lists of ids are always
+            checked.
 
     Raises:
         DataError: the file is missing or damaged, its row groups differ from the manifest, or a column is

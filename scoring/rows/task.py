@@ -38,12 +38,12 @@ _MOST_READERS, _MOST_WRITERS = 8, 4
 def write_scores(
     predictor: Predictor, pieces: Sequence[RowGroupRange], folder: str, cores: int, file_rows: int
 ) -> list[str]:
-    """Scores some rows, writes the scores to new files, and returns the names of the files in their order.
+    """Scores the rows of a task, writes the scores to new files, and returns the files' names in row order.
 
     The files are not published. Each call writes new files. So a task that Spark repeats or runs twice does
     not overwrite a file. Each file has one row group. On a CPU there is one file. On a GPU, threads write the
-    files while later rows are scored. A file has at most `file_rows` rows, or one larger row group of the
-    features. Without rows, there is one empty file.
+    files while later rows are scored. There, a file has at most `file_rows` rows, except if a single row
+    group of the features has more. Without rows, there is one empty file.
 
     Args:
         predictor: the loaded model.
@@ -54,7 +54,7 @@ def write_scores(
         file_rows: maximum number of rows of a file of a task on a GPU.
 
     Raises:
-        DataError: an error of `score_pieces`.
+        DataError: see `score_pieces`.
         InfrastructureError: a file could not be written.
     """
     if predictor.device.type == "cpu":
@@ -65,7 +65,7 @@ def write_scores(
 
 
 def _tables(blocks: Iterator[pa.Table], most_rows: int) -> Iterator[pa.Table]:
-    """Yields consecutive blocks as tables of one block, or of several blocks with at most `most_rows` rows.
+    """Concatenates consecutive blocks to tables of at most `most_rows` rows. A larger block stays one table.
 
     Without blocks, yields an empty table.
     """
@@ -130,18 +130,19 @@ def write_file(scores: pa.Table, folder: str) -> str:
 #     a stream   runs the model, and copies the probabilities to pinned memory
 #     threads    write files
 #
-# Only one process uses the GPU. The thread that takes the results only starts work on the GPU, and waits for
-# a block after it has started the next two. A block is one row group, or several small ones. If an id or a
-# probability is wrong, the block is read and scored again by `score_pieces`, which raises the error.
+# Only one process uses the GPU. The thread that takes the results starts the work on the GPU. Before it waits
+# for a block, it starts the work for the next two blocks. A block is one row group, or several small ones. If
+# an id or a probability is wrong, the block is read and scored again by `score_pieces`, which raises the
+# error.
 #
 # Notation: a block has R rows and C = D + W columns: D dense features, and W columns of ids.
 
 Block = tuple[RowGroupRange, ...]
 
-# Size of the columns of a block of several row groups. Scoring a block must take longer than a millisecond,
-# the time that the host needs to start the work.
+# Maximum number of bytes of a block's columns. Only a block of a single row group may have more. Scoring a
+# block must take longer than a millisecond, the time that the host needs to start the work.
 _BLOCK_BYTES = 64 * 2**20
-# Number of blocks in work on the GPU while the host reads the probabilities of an earlier block.
+# Number of blocks that the GPU has yet to finish while the host reads the probabilities of an earlier block.
 _AHEAD = 2
 
 
@@ -158,10 +159,10 @@ def scored_blocks(
         predictor: the loaded model.
         pieces: the rows to score. A piece is a range of rows of one row group.
         readers: number of threads that read row groups.
-        most_rows: maximum number of rows of a block of several row groups.
+        most_rows: maximum number of rows of a block. A block of a single row group may have more.
 
     Raises:
-        DataError, InfrastructureError: the errors of `score_pieces`.
+        DataError, InfrastructureError: see `score_pieces`.
     """
     rows = _DeviceRows(predictor)
     blocks = _blocks(pieces, min(most_rows, rows.block_rows))
@@ -245,7 +246,7 @@ class _DeviceRows:
 
     @property
     def block_rows(self) -> int:
-        """Returns the maximum number of rows of a block of several row groups."""
+        """Returns the maximum number of rows of a block. A block of a single row group may have more."""
         return max(_BLOCK_BYTES // (4 * max(len(self._dense) + self._id_width, 1)), 1)
 
     def _on_copies(self) -> AbstractContextManager[object]:
@@ -312,8 +313,8 @@ class _DeviceRows:
         """Returns the inputs of a model for the columns (C, R) of a block.
 
         Returns:
-            The dense inputs (R, D) float32; the ids (R, W) int32; and whether an id is outside its
-            cardinality, () bool. If it is, all ids are replaced by 0. With such an id, the lookup of the
+            The dense inputs (R, D) float32; the ids (R, W) int32; and a () bool: whether an id is outside its
+            cardinality. If this is true, all ids are replaced by 0. With such an id, the lookup of the
             embedding vectors would fail, and then the process could no longer use the GPU.
         """
         with self._on_copies():
@@ -354,7 +355,7 @@ class _DeviceRows:
         return dense.view(torch.float32), ids
 
     def _error(self, block: Block) -> DataError | None:
-        """Returns the error of `score_pieces` for a block.
+        """Returns the error that `score_pieces` raises for a block.
 
         The error names the row, or the file and its ids.
         """

@@ -82,7 +82,8 @@ class ItemRules:
 
         Raises:
             ConfigError: a rule of another package returned no tensor.
-            DataError: a rule of another package returned scores of another shape, or NaN for a number.
+            DataError: a rule of another package returned scores of another shape, or returned NaN where the
+                score was a number.
         """
         ranked_by = scores
         for name, rule in self.rules.items():
@@ -144,7 +145,7 @@ def _require_scores(name: str, scores: Tensor, before: Tensor) -> None:
 
 
 def _require_tensor(name: str, function: str, result: Any, flags: Sequence[int] | None = None) -> None:
-    """Raises ConfigError if a rule's function returned no tensor, or with `flags`, no bools of this shape."""
+    """Raises ConfigError unless `result` is a tensor. With `flags`, it must be bools of this shape."""
     is_tensor = isinstance(result, Tensor)
     if is_tensor and (flags is None or (result.dtype == torch.bool and result.shape == tuple(flags))):
         return
@@ -164,7 +165,7 @@ def _first(allowed: Tensor, k: int) -> tuple[Tensor, Tensor]:
         k: maximum number of positions per row.
 
     Returns:
-        Two matrices of shape (U, min(k, W)): the positions, and whether the cell has a position.
+        Two matrices of shape (U, min(k, W)): the positions, and whether the cell contains a position.
     """
     users, width = allowed.shape
     nth = allowed.cumsum(1)  # (U, W) from 1
@@ -187,7 +188,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
     Raises:
         ConfigError: the package of a rule is not installed in this process, its module does not fulfil the
             contract, or several rules draw items.
-        DataError: the errors that read_attribute and align raise.
+        DataError: see read_attribute and align.
     """
     rules: dict[str, ItemRule] = {}
     of_packages = set[str]()
@@ -199,7 +200,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
         if not isinstance(loaded, ItemRule):
             raise ConfigError(
                 f"{plugin} loaded a {type(loaded).__name__}, not an ItemRule",
-                "let the function load of the module return an object of a subclass of ItemRule",
+                "correct the module's function load: it must return an instance of a subclass of ItemRule",
             )
         rules[rule.name] = loaded
         if plugin.package is not None:

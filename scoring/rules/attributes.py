@@ -1,4 +1,4 @@
-"""Reads the tables of business rules: item attributes, and the rules of a run.
+"""Reads the business rules of a run, and the tables with the item attributes that they use.
 
 The tables are checked before a worker starts. The result for an attribute has one value code per candidate
 item, in the order of the candidate items.
@@ -43,7 +43,7 @@ def read_attribute(table: AttributeTable) -> pa.Table:
         DataError: a file of the table cannot be read or lacks a column, a row cannot be parsed, or an item
             has several rows.
     """
-    # These modules import pyspark. A process without attributes may run without pyspark.
+    # This module imports pyspark, which may be missing in a process whose rules use no attributes.
     from etl.prepare.attributes import read_whole_table
 
     of_roles, names = typed_table(table)
@@ -67,7 +67,7 @@ def read_attribute(table: AttributeTable) -> pa.Table:
 
 
 def typed_table(table: AttributeTable) -> tuple[RawTable, dict[str, str]]:
-    """Returns the table's schema, and the schema's names for the columns `table.key` and `table.column`."""
+    """Returns the table's schema, and maps `table.key` and `table.column` to their names in this schema."""
     return table.attribute.typed({table.key: "string", table.column: "string"})
 
 

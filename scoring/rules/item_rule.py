@@ -67,13 +67,13 @@ class ItemRule:
         """Returns the ranking scores of items, (R, W) float32. The published scores do not change.
 
         Args:
-            scores: (R, W) float32 probabilities, or the results of the rules before this one.
+            scores: (R, W) float32 probabilities, or the ranking scores that the previous rule returned.
             items: item indices, (R, W), or (W,) if all R users have the same W items.
         """
         return scores
 
     def allowed(self, items: Tensor, valid: Tensor) -> Tensor:
-        """Returns which items may be in the list, (U, W) bool. A cell that is not valid has no candidate.
+        """Returns which items may be in the list, (U, W) bool. Cells that are not `valid` are ignored.
 
         Args:
             items: (U, W) int64 item indices, the best item of each user first.
@@ -82,11 +82,14 @@ class ItemRule:
         return valid
 
     def moved(self) -> Tensor | None:
-        """Returns the items whose list entries have the reason `rule:<name>`, (N,) bool; None for no item."""
+        """Returns, for each item, whether its list entries have the reason `rule:<name>`, (N,) bool.
+
+        None means that no item has this reason.
+        """
         return None
 
     def reasons(self) -> tuple[Tensor, Sequence[str]] | None:
-        """Returns other reasons than `rule:<name>`; None if the rule has none.
+        """Returns the rule's own reasons, which replace `rule:<name>`; None if it has no such reasons.
 
         The result is a pair: for each item, the index of its reason, (N,) int64, -1 for no reason; and the
         texts of the reasons.

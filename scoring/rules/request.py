@@ -24,8 +24,8 @@ def read_rule_settings(rules: ListRules | None) -> list[tuple[Plugin, Strict]]:
     """Returns each rule with its checked settings, in the order in which the rules are applied.
 
     Raises:
-        ConfigError: a rule does not exist or cannot be imported, a key is not one of its settings, a value
-            breaks its rule, or the rule uses an attribute that is not defined.
+        ConfigError: a rule does not exist or cannot be imported, a key is not one of its settings, a value is
+            not allowed, or the rule uses an attribute that is not defined.
     """
     if rules is None:
         return []
@@ -41,7 +41,7 @@ def read_rule_settings(rules: ListRules | None) -> list[tuple[Plugin, Strict]]:
 
 
 def find_rule(name: str) -> Plugin:
-    """Returns a rule. Raises ConfigError if its package is not installed, or it has no function `load`."""
+    """Returns a rule. Raises ConfigError if its package is not installed or its module lacks `load`."""
     plugin = RULE.find(name)
     if plugin is None:
         raise ConfigError(
@@ -75,7 +75,7 @@ class AttributeTable:
         path: path or glob of the files, or path of a folder of files.
         key: name of the column with the item id.
         column: name of the column with the attribute.
-        settings: the attribute of the configuration, as JSON.
+        settings: the attribute's section of the configuration, as JSON.
     """
 
     path: str
@@ -85,7 +85,7 @@ class AttributeTable:
 
     @property
     def attribute(self) -> Attribute:
-        """Returns the attribute of the configuration."""
+        """Returns the attribute's section of the configuration."""
         return Attribute.model_validate_json(self.settings)
 
 
@@ -95,7 +95,7 @@ def attribute_table(
     """Returns the table of an attribute.
 
     Args:
-        attribute: an attribute of the configuration.
+        attribute: the attribute's section of the configuration.
         folders: maps the name of a placeholder, such as `lake`, to the text that replaces it in the path.
         run_date: the date that replaces `{date}` in the path; None if the path has no date.
     """
@@ -114,7 +114,7 @@ class RuleRequest:
     Attributes:
         name: the name of the rule.
         settings: its settings as JSON.
-        attributes: pairs of an attribute that the rule uses and its table.
+        attributes: one pair (name, table) for each attribute that the rule uses.
     """
 
     name: str

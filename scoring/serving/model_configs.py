@@ -6,8 +6,8 @@
     lookup            keys, columns of context  -> dense, categorical
     nightrank_online  keys, columns of context  -> probability; ensemble of lookup and ranker
 
-During an experiment, nightrank_treatment and nightrank_treatment_online are the same ensembles with the
-versions of workflow and ranker of the treatment.
+During an experiment, nightrank_treatment and nightrank_treatment_online are the same ensembles, but use the
+treatment's versions of workflow and ranker.
 
 Each input and output has one row of numbers or texts for each row of a request. The names of the fields of
 ModelConfig are defined in
@@ -90,7 +90,7 @@ def _ensemble(name: str, source: str, columns: Sequence[Tensor], inputs: ServedI
 
 
 def raw_type(kind: str) -> str:
-    """Returns the data type of a raw column's input.
+    """Returns the data type of the input that a raw column becomes.
 
     Numbers are doubles, so that NaN can represent a missing value. Lists are texts in JSON, because all rows
     of an input must have the same number of elements.
@@ -101,7 +101,7 @@ def raw_type(kind: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns a text as a string of the text format."""
+    """Returns a text as a quoted string of protobuf's text format."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
@@ -237,7 +237,7 @@ class ServedInputs:
 
     @property
     def widths(self) -> dict[str, int]:
-        """Maps the inputs of the ranker that have columns to their number of columns."""
+        """Maps each input of the ranker to its number of columns. Inputs without columns are left out."""
         widths = {"dense": len(self.dense), "categorical": sum(number for _, number in self.categorical)}
         return {name: width for name, width in widths.items() if width}
 

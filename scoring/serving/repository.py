@@ -5,10 +5,10 @@
     <repository>/nightrank/<version>/    served.json, which describes the version
 
 With a look-up, there are also `lookup` (model.py) and the ensemble `nightrank_online`. During an experiment,
-`nightrank_treatment` and `nightrank_treatment_online` are ensembles of the version of the treatment. Each of
-these models has a config.pbtxt. The versions of all models are numbers from 1. Complete folders of a version
-are renamed to these paths. Then config.pbtxt of the ensembles is replaced. So an ensemble changes its
-versions of workflow and ranker at the same time.
+`nightrank_treatment` and `nightrank_treatment_online` are ensembles that use the treatment's version. Each of
+these models has a config.pbtxt. The versions of all models are numbers from 1. The folders of a version are
+written elsewhere, and moved to these paths when they are complete. Then config.pbtxt of the ensembles is
+replaced. So an ensemble changes its versions of workflow and ranker at the same time.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def add_to_repository(
         backend: where the ranker runs.
         online: whether there is also an ensemble that looks up the features of users and items in the store
             that the sink `redis` fills.
-        variant: `treatment` if the model is the treatment of an experiment. Then its ensemble is
-            `nightrank_treatment`, in addition to the ensemble of the control.
+        variant: `treatment` if the model is the treatment of an experiment. Then it gets the ensemble
+            `nightrank_treatment`, and the control keeps the ensemble `nightrank`.
 
     Returns:
         `version` (of the repository), `model_version`, `workflow_version` and `inputs`.
@@ -328,9 +328,9 @@ def locked_with_scratch(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _scratch_beside(repository: Path) -> Iterator[Path]:
-    """Creates a folder on the file system of a repository.
+    """Creates a folder next to a repository, on the same file system.
 
-    Servers would treat a folder in the repository as a model.
+    The folder is not in the repository, because servers would treat it as a model.
     """
     with tempfile.TemporaryDirectory(
         prefix=f".{repository.name}.", dir=repository.parent, ignore_cleanup_errors=True

@@ -41,7 +41,7 @@ def sample_of(groups: Sequence[FileRowGroup]) -> tuple[RowGroupRange, ...]:
 def change_of_rows(
     spark: SparkSession | None, pieces: Sequence[RowGroupRange], model: ModelRequest
 ) -> dict[str, Any]:
-    """Measures how much int8 embeddings change the probabilities of some rows.
+    """Measures how much int8 embeddings change the probabilities of the rows in `pieces`.
 
     Args:
         spark: the Spark session; None if this process scores.
@@ -49,7 +49,7 @@ def change_of_rows(
         model: the model, which is scored with and without int8 embeddings.
 
     Returns:
-        The facts that `_facts` describes.
+        The dictionary that `_facts` describes.
     """
 
     def compare(_: int) -> Iterator[pa.RecordBatch]:
@@ -77,7 +77,7 @@ def change_of_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> dic
         request: names the model and the files of the items, and contains the values of the context features.
 
     Returns:
-        The facts that `_facts` describes.
+        The dictionary that `_facts` describes.
     """
     names = [USER_KEY, *(feature.name for feature in spec.scoped("user"))]
 
@@ -141,7 +141,7 @@ def _collected(comparison: DataFrame) -> list[dict[str, Any]]:
 
 
 def _facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns a comparison, which is one row or none, as facts.
+    """Returns a comparison as a dictionary of JSON values. `rows` has one row, or none if there is no sample.
 
     The keys are `compared` (number of probabilities), `largest_change`, `mean_change`, `stored_bytes` and
     `int8_bytes` (the size in bytes of each form of the model). If the sample is empty, the only key is

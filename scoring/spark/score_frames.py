@@ -63,7 +63,7 @@ def task_slot() -> tuple[int | None, int]:
 Batches = Iterable[pa.RecordBatch]
 
 # Numbers of users and of rows that a thread of this process scores together. A GPU gets more users, because
-# it scores a small batch faster than the host prepares it.
+# with small batches it would wait for the host.
 _USERS_PER_BATCH, _ROWS_PER_BATCH = 500, 10_000
 _USERS_PER_GPU_BATCH = 10_000
 
@@ -82,15 +82,16 @@ def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
     """Returns the k best candidates of each user.
 
     The result has one row per list entry, with the columns user_id, position (from 1), item_id, score and
-    reason. The score is the click probability, or the sigmoid of the score of a blend. A user's items are
-    sorted by descending score; if scores are equal, the smaller item id comes first. The reason is "ranked".
-    If the request contains business rules, the rules may change the order, and the reason may also be
-    "boost:<value>" or "explore". The users keep their order. A user without candidates has no row.
+    reason. The score is the click probability or, with a blend, the sigmoid of the blend's score. A user's
+    items are sorted by descending score; if scores are equal, the smaller item id comes first. The reason is
+    "ranked". If the request contains business rules, the rules may change the order, and the reason may also
+    be "boost:<value>" or "explore". The users keep their order. A user without candidates has no row.
 
     Args:
         users: rows with user_key, the features of scope `user`, candidates and excluded. The last two are
             array<int> of item indices. If `candidates` is null, all items except those in `excluded` are
-            candidates. With a blend, also source_scores, and `candidates` is never null.
+            candidates. With a blend, the rows also need the column source_scores, and `candidates` must not
+            be null.
         spec: the model's features. None of the features may have scope `pair` (requests.require_listable).
         request: the model, the items, k, the business rules and the blend.
 
@@ -108,7 +109,7 @@ def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
 def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sources: int) -> Rows:
     """Returns the logit of every candidate of each user, packed into one row per user.
 
-    scoring/ranking/recommender.py describes the columns, and those of `users`.
+    The docstring of CandidateLogits.measure describes the columns of the result and of `users`.
 
     Args:
         users: one row per user.
@@ -152,11 +153,11 @@ def score_in_batches(
 ) -> Rows:
     """Applies a function that computes with torch to batches of rows, in Spark's workers or in this process.
 
-    For a table or for files, this process uses one thread for each core, or one thread for a GPU.
+    For a table or for files, this process uses one thread if it has a GPU, otherwise one for each core.
 
     Args:
-        rows, function, schema: as for `spark.rows.map_rows`.
-        batch_rows: number of rows of a table in a batch of a thread.
+        rows, function, schema: see `spark.rows.map_rows`.
+        batch_rows: number of rows in each batch, if `rows` is a table.
     """
     if not isinstance(rows, pa.Table | StoredRows):
         return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, 1, batch_rows)
@@ -188,8 +189,8 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(of_caller)
 
 
-# Maximum number of rows of a task on a GPU. A GPU scores much smaller tasks in less time than Spark needs to
-# start them.
+# Maximum number of rows of a task on a GPU. With much smaller tasks, Spark would need more time to start a
+# task than the GPU needs to score it.
 _ROWS_OF_GPU_TASK = 2**26
 
 

@@ -23,12 +23,13 @@ from conf.errors import ConfigError
 
 # Base classes of the file systems in this folder: a pyarrow handler, and files of byte ranges.
 
-# Number of bytes that a stream reads at once, and that a copy holds. Each request takes milliseconds.
+# Number of bytes that a stream or a copy reads with one request. Each request takes milliseconds.
 _STREAM_BYTES = 4 * 2**20
 
 
 # Handlers and files that are in use. pyarrow's threads may release them after the call that read the file has
-# returned. If such a thread needs Python's lock while Python ends, the process is aborted.
+# returned. If a thread releases one while Python shuts down, it needs Python's lock, and the process is
+# aborted.
 _in_use: WeakSet[Any] = WeakSet()
 _END_S = 0.5
 
@@ -44,7 +45,7 @@ def _wait_for_threads() -> None:
 class StoreHandler(fs.FileSystemHandler):
     """A pyarrow handler of a store. Its paths have no scheme.
 
-    In addition to the operations of pyarrow, it creates files only if they do not exist.
+    It has the operations of pyarrow, and one more, which creates a file only if none exists at the path.
 
     Attributes:
         scheme: the scheme in error messages.
@@ -132,7 +133,7 @@ class StoreHandler(fs.FileSystemHandler):
 
 
 class Upload(Protocol):
-    """The requests that create one new file of a store."""
+    """An upload that creates one new file of a store."""
 
     def write(self, data: bytes) -> None:
         """Adds bytes to the file, which is not visible yet."""
@@ -145,10 +146,10 @@ class Upload(Protocol):
 
 
 class UploadFile:
-    """A new file of a store as the Python file for pa.PythonFile. `close` makes the file visible.
+    """A Python file object for pa.PythonFile that writes a new file of a store. `close` makes it visible.
 
     If a write fails, `close` leaves no file. A file that is not closed never becomes visible. Therefore this
-    class does not inherit from io.RawIOBase: Python closes objects of that class when it frees them.
+    class does not inherit from io.RawIOBase, whose objects Python closes when it frees them.
     """
 
     def __init__(self, upload: Upload) -> None:
@@ -204,14 +205,14 @@ class RangeHandler(StoreHandler):
 
 
 class RangeFile(io.RawIOBase):
-    """A file of a store as a Python file. Each read becomes a request for a range of bytes."""
+    """A Python file object that reads a file of a store. Each read is a request for a range of bytes."""
 
     def __init__(self, read_range: Callable[[int, int], bytes], size: int) -> None:
         """Opens a file at its beginning.
 
         Args:
-            read_range: returns the bytes of a range. It gets the position and the length, which is not 0. The
-                range never extends beyond the end of the file.
+            read_range: called with a position and a length, and returns these bytes. The length is not 0, and
+                the range never extends beyond the end of the file.
             size: number of bytes of the file.
         """
         self._read_range, self._size, self._at = read_range, size, 0

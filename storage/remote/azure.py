@@ -46,7 +46,7 @@ def azure_storage() -> fs.FileSystem:
 
 
 def delta_options(authority: str) -> dict[str, str]:
-    """Returns the settings with which delta-rs uses the credentials that `_connected` would use.
+    """Returns settings that make delta-rs use the same credentials as `_connected`.
 
     Without a connection string, a key or a token, delta-rs looks for credentials as azure-identity does.
     """
@@ -162,7 +162,7 @@ class _Azure(RangeHandler):
 
 
 class _NewBlob:
-    """A new blob, which is uploaded in blocks. The last request gives the blob its name."""
+    """A new blob, which is uploaded in blocks. With the last request, the blob becomes visible."""
 
     def __init__(self, path: str, blob: BlobClient) -> None:
         self._path, self._blob = path, blob
@@ -188,7 +188,7 @@ class _NewBlob:
                 self._blob.upload_blob(bytes(self._buffer), overwrite=True)
 
     def abandon(self) -> None:
-        """Does not use the blocks that were uploaded. Azure deletes them after a week."""
+        """Creates no blob from the uploaded blocks, which Azure deletes after a week."""
         self._blocks.clear()
 
     def _stage(self, length: int) -> None:

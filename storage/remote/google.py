@@ -4,8 +4,8 @@ A path is `bucket/folder`. Credentials are found by Google's rules: first $GOOGL
 then the login of gcloud, then the service account of the machine. If $STORAGE_EMULATOR_HOST is set, requests
 go to this emulator instead of Google's store.
 
-pyarrow's client has no preconditions. So the requests that need them are sent by the package google-auth:
-see cloud.google.com/storage/docs/json_api/v1/objects/insert and …/objects/delete.
+pyarrow's client cannot make a request depend on a precondition. So the package google-auth sends the requests
+that need one: see cloud.google.com/storage/docs/json_api/v1/objects/insert and …/objects/delete.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def delta_options() -> dict[str, str]:
     if not emulator:
         return {}
     address = emulator if "://" in emulator else f"http://{emulator}"
-    # With the option google_skip_signature, delta-rs would still ask for a token before it writes.
+    # This key needs no token. With delta-rs's option google_skip_signature instead, delta-rs would still
+    # request a token before it writes.
     account = {"gcs_base_url": address, "disable_oauth": True, "client_email": "", "private_key": ""}
     return {"google_service_account_key": json.dumps({**account, "private_key_id": ""}), "allow_http": "true"}
 
@@ -191,7 +192,8 @@ def _session(anonymous: bool, _process: int) -> Session:
             "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or run `gcloud auth "
             "application-default login`, or give this machine a service account (docs/lakes.md)",
         ) from error
-    # Every request of this session may be repeated: the second one finds the object that the first one made.
+    # Every request of this session may be repeated. If the first attempt created the object but the answer
+    # was lost, the repeated request finds the object.
     retries = Retry(
         total=_RETRIES,
         backoff_factor=1,

@@ -32,7 +32,7 @@ _NAME_NODE_PORT = 8020
 _NO_NAME_NODE = "No NameNode hosts found"
 # The end of the name of the exception that Hadoop raises for a folder with files.
 _NOT_EMPTY = "PathIsNotEmptyDirectoryException"
-# Hadoop gives new folders these permissions, too.
+# The permissions of new folders, as in Hadoop's default.
 _FOLDER_MODE = 0o755
 
 
@@ -42,7 +42,7 @@ def hdfs() -> fs.FileSystem:
 
 
 class _Hdfs(RangeHandler):
-    """The files of all name nodes. The part of a path before its first slash names the name node."""
+    """The files of all name nodes. The part of a path before its first slash is the name node."""
 
     scheme = "hdfs"
 
@@ -108,7 +108,7 @@ class _Hdfs(RangeHandler):
                 raise
 
     def move(self, source: str, target: str) -> None:
-        """Renames a file, which replaces the target."""
+        """Renames a file. An existing file with the new name is replaced."""
         (authority, old), (_, new) = _parts(source), _parts(target)
         _called(source, lambda: _client_of(authority).rename(old, new, overwrite=True), "written")
 
@@ -147,7 +147,7 @@ class _NewFile:
         )
 
     def abandon(self) -> None:
-        """Deletes the file, as far as it was written."""
+        """Deletes the incomplete file."""
         with suppress(OSError):
             _called(self._path, lambda: self._client.delete(self._hidden))
 

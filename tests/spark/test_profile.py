@@ -168,7 +168,7 @@ def test_files_that_the_driver_does_not_need_here_are_not_checked(
 def test_a_link_to_a_missing_interpreter_is_described(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.symlink_to("/absent/python3.11")
-    with pytest.raises(ConfigError, match=r"a link to /absent/python3\.11, and that does not exist"):
+    with pytest.raises(ConfigError, match=r"a link to /absent/python3\.11, which does not exist"):
         require_files({"spark.pyspark.python": str(python)}, "a.conf", submits=True)
 
 

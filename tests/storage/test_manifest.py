@@ -66,7 +66,7 @@ def test_a_changed_digit_is_found_and_a_manifest_without_a_checksum_is_read(part
     path.write_text(json.dumps(json.loads(text)))  # formatted by another program
     assert read_manifest(partition) == MANIFEST
     path.write_text(re.sub(r'"rows_in": \d+', '"rows_in": 3', text))
-    with pytest.raises(DataError, match="its values do not have the checksum that it contains"):
+    with pytest.raises(DataError, match="its values do not match the checksum in it"):
         read_manifest(partition)
     values = json.loads(text)
     del values[file_io.CHECKSUM]

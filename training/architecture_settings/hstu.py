@@ -16,15 +16,15 @@ class Settings(SequenceSettings):
 
     ages: str | None = Field(
         default=None,
-        description="Name of the feature with an id for the age of each item of the history, of kind "
-        "multi_hot: the column `history.ages` after the operator `bucketize`. Its largest length in "
-        "`multi_hot` must be that of the history. Null: the model reads the order of the items, but no "
-        "times.",
+        description="Name of the feature with the ages of the items of the history. The operator `bucketize` "
+        "computes it from the column `history.ages`, and its kind is multi_hot. Its maximum length in "
+        "`multi_hot` must equal that of the history. If null, the model uses the order of the items, but not "
+        "their times.",
     )
     dropout: DropShare = Field(
         default=0.2,
-        description="Dropout rate: the share of the inputs of the first block, and of the gated outputs of "
-        "the attention of each block, that is set to 0 in training.",
+        description="Dropout rate: the share of values that is set to 0 in training, in the inputs of the "
+        "first block, and in the gated attention outputs of each block.",
     )
 
 

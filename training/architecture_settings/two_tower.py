@@ -34,12 +34,12 @@ class Settings(Strict):
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError if a feature belongs to none of the two towers: the user's and the item's."""
+    """Raises ConfigError if a feature belongs neither to the user's tower nor to the item's."""
     require_sides(len(features.pairs))
 
 
 def require_sides(num_pairs: int) -> None:
-    """Raises ConfigError if a feature belongs to none of the two towers."""
+    """Raises ConfigError if there are features of user and item together, which fit neither tower."""
     if num_pairs:
         raise ConfigError(
             "architecture two_tower cannot use features that may differ for every pair of user and item; "

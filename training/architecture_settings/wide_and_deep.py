@@ -46,8 +46,8 @@ class Settings(Strict):
     wide_ftrl: FtrlSettings | None = Field(
         default=FtrlSettings(),
         description="Settings of FTRL, which trains the wide part with its own learning rate, as in section "
-        "3.3 of the paper. Null means that the optimizers and learning rates of the section `train` train "
-        "it.",
+        "3.3 of the paper. If null, the wide part is trained with the optimizers and learning rates of the "
+        "section `train`.",
     )
     crosses: list[Crosses] = Field(
         default=[],
@@ -61,14 +61,14 @@ def check(settings: Settings, features: Features) -> None:
 
 
 def require_known(crosses: Sequence[Crosses], single: Sequence[str]) -> None:
-    """Raises ConfigError if `crosses` names a feature that is not in `single`.
+    """Raises ConfigError if `crosses` names a feature that is not in the list `single`.
 
     `single` contains the names of the features with one id per row.
     """
     unknown = sorted({name for cross in crosses for name in (*cross.left, *cross.right)} - set(single))
     if unknown:
         raise ConfigError(
-            f"model.crosses names {unknown}, but only features with one id per row can be crossed: "
+            f"model.crosses names {unknown}, but it can only name features with one id per row: "
             f"{list(single)}",
             "use only these names in model.crosses, or remove model.crosses",
         )

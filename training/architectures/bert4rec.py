@@ -14,11 +14,11 @@ M has a row for each item, and P a row for each place. s_p is the item at place 
 recent item is at place 1. For an empty history, the sequence is the mask alone. The inputs of the first block
 have dropout, as in BERT: the authors' program uses BERT's layers.
 
-Only the last place is masked. The paper masks random places of a user's sequence. It also adds samples with a
-mask only at the last place, because scoring uses such inputs (section 3.6). Here every row of the log is such
-a sample, with the history before the row. We mask no random places, for two reasons. Negatives are drawn only
-for the item of a row, not for the items of its history. Also, each item of a history is the item of an
-earlier row, in which the mask takes its place.
+Only the last place is masked. The paper masks random places of a user's sequence. In addition, the paper
+trains on samples with a mask only at the last place, because scoring uses such inputs (section 3.6). Here
+every row of the log is such a sample, with the history before the row. We mask no random places, for two
+reasons. Negatives are drawn only for the item of a row, not for the items of its history. Also, each item of
+a history is the item of an earlier row, where the model predicts it from the mask.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """

@@ -90,7 +90,7 @@ class DCNv2(ClickModel):
         return in_float32(self.logit, self.deep(crossed)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDCNv2:
-        """Returns the factorization. It computes products per pair in `dtype`, but logits in float32."""
+        """Returns the factorization. Matrix products of pairs use `dtype`; the logits are float32."""
         return FactorizedDCNv2(self, sides, dtype)
 
 
@@ -196,7 +196,7 @@ class FactorizedDCNv2:
 
 
 def _factors(layer: CrossLayer, order: list[int], columns: list[int]) -> list[Tensor]:
-    """Returns the weights of a layer for some of the columns of x_0.
+    """Returns the weights of a layer for the columns `columns` of x_0, with the outputs in `order`.
 
     Returns: W (X, X_side) at full rank; Vᵀ (r, X_side) and U (X, r) at low rank.
     """
@@ -209,11 +209,11 @@ def _factors(layer: CrossLayer, order: list[int], columns: list[int]) -> list[Te
 def _reordered(
     layer: CrossLayer, order: list[int], dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Returns the weights of a layer for columns of x_0 that are ordered by `order`.
+    """Returns the weights of a layer after the columns of x_0 are put into the order `order`.
 
     Returns:
-        The transpose of Vᵀ (X, r), or None at full rank; the transpose of U (r, X) or of W (X, X); and b
-        (X,).
+        Three tensors. At low rank: V (X, r), the transpose of U (r, X), and b (X,). At full rank: None, the
+        transpose of W (X, X), and b (X,).
     """
     up, bias = layer.up.weight.detach()[order], layer.up.bias.detach()[order]
     if isinstance(layer.down, nn.Identity):

@@ -85,12 +85,12 @@ def weighted_pair_sum(vectors: Tensor, matrix: Tensor) -> Tensor:
 
 
 def mix_vectors(vectors: Tensor, matrix: Tensor) -> Tensor:
-    """Returns (R, N, E), where vector n is Σ_v m_nv · vector v, from (R, V, E) and `matrix` (N, V)."""
+    """Returns N weighted sums (R, N, E) of `vectors` (R, V, E). `matrix` (N, V) has the weights m_nv."""
     return functional.linear(vectors.transpose(1, 2), matrix).transpose(1, 2)
 
 
 def weights_between(matrix: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
-    """Returns the weights (L, N) of the pairs of a vector of `left` and a vector of `right`.
+    """Returns the weights (L, N) of all pairs that consist of one vector of `left` and one of `right`.
 
     Args:
         matrix: the result of `FieldWeights.matrix`.

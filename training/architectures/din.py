@@ -46,13 +46,14 @@ _DEVIATION = 0.1  # standard deviation of initial vectors
 class ActivationUnit(nn.Module):
     """Pools the vectors of a history with weights that depend on an item.
 
-    W [v, e, v - e, v ⊙ e] = (W_v + W_d) v + (W_e - W_d + W_p diag(v)) e. So the first layer is one product of
-    the history with a matrix that depends on the item. The vectors of all four terms are not concatenated.
+    W [v, e, v - e, v ⊙ e] = (W_v + W_d) v + (W_e - W_d + W_p diag(v)) e. So the first layer multiplies the
+    vectors of the history once, by a matrix that depends on the item, and [v, e, v - e, v ⊙ e] is never
+    built.
 
     Args:
         dim: E.
         widths: widths of the hidden layers.
-        calls_per_row: L: the layers run once for each place of a row's history.
+        calls_per_row: L, because the layers run once for each place of a row's history.
     """
 
     def __init__(self, dim: int, widths: Sequence[int], calls_per_row: int) -> None:

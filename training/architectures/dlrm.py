@@ -110,7 +110,7 @@ class DLRM(ClickModel):
         return (kernels.interact if on_kernels else interact)(bottom, embedded)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDLRM:
-        """Returns the factorization. Dot products of two vectors of one side are always float32."""
+        """Returns the factorization. Dot products between vectors of the same side are always float32."""
         return FactorizedDLRM(self, sides, dtype)
 
 
@@ -159,13 +159,13 @@ class FactorizedDLRM:
         return SharedItems(self._top, self._bottom if self._mixed else None, items, user_vectors)
 
     def _side_vectors(self, side: Side, dense: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a side's vectors (R, V, E) and the side's columns (R, K_side) of the top MLP's input."""
+        """Returns a side's vectors (R, V, E), and the top MLP's inputs (R, K_side) that depend only on it."""
         model = self._model
         vectors = model.embedding(categorical)
         enters = self._first_side is side
         if model.num_dense:
-            # Products with the vector of the dense features belong to this side only if all dense features
-            # belong to this side.
+            # The vector of the dense features is a vector of this side only if all dense features belong to
+            # this side. Otherwise zeros take its place.
             bottom = model.bottom(dense) if enters else vectors.new_zeros(len(vectors), vectors.shape[2])
             vectors = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
         side_vectors = vectors[:, self._vectors[side]]
@@ -189,7 +189,7 @@ class FactorizedDLRM:
 
 
 def _products_with_items(bottom: Tensor, items: Tensor) -> Tensor:
-    """Returns the dot products of the vector of each pair of user and item with the item's Q vectors.
+    """Returns the dot products between each pair's vector and the Q vectors of the pair's item.
 
     The result has the shape (U, I, Q).
 

@@ -3,9 +3,9 @@
 The encoded history is the output of HSTU blocks (`PointwiseBlock` in training/models/sequence.py) for the
 most recent item of the user's history. A block has no softmax and no MLP. The weight of an item does not
 depend on the weights of other items. So the sum of the weights grows with the number of related items in the
-history, and can express how strong an interest is. The order of the items influences only a bias for the
-distance between two items. If the setting `ages` names the feature with the ages of the clicks, these ages
-add another bias.
+history, and can express how strong an interest is. The order of the items has an effect only through a bias,
+which depends on the distance between two items. If the setting `ages` names the feature with the ages of the
+clicks, these ages add another bias.
 
     x_p = √E · M[s_p],   F = LN(block_n(… block_1(Dropout(x))))
     logit = ⟨F_0, M[item]⟩ + b
@@ -14,10 +14,11 @@ s_p is the item at place p of the history. The most recent item is at place 0. F
 learned vector. The bias b and the vectors of other features (training/models/sequence_model.py) extend the
 paper's model.
 
-The paper trains one sequence of items and actions of a user. Here each row of the log is one example with the
-history before it, as in the other sequence models (training/architectures/sasrec.py). Vectors of items do not
-depend on their places. If a batch contains the rows of a user together (`train.shuffle=users`), successive
-histories share items. Then a model with one block encodes each shared item only once (`Timelines`).
+In the paper, a training example is one sequence of items and actions of a user. Here each row of the log is
+one example with the history before it, as in the other sequence models (training/architectures/sasrec.py).
+Vectors of items do not depend on their places. If a batch contains the rows of a user together
+(`train.shuffle=users`), successive histories share items. Then a model with one block encodes each shared
+item only once (`Timelines`).
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """
@@ -67,15 +68,16 @@ class HSTU(SequenceModel):
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor, ages: Tensor | None) -> Tensor:
         """Returns F_0, (S, E) float32. An item that successive histories share is encoded only once.
 
-        Dropout sets elements of √E · M[s_p] to 0. All histories of a timeline (`Timelines`) have zeros in the
-        same elements.
+        Dropout sets elements of √E · M[s_p] to 0: the same elements in all histories of a timeline
+        (`Timelines`).
         """
         timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
         dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape
         vectors = self.embedding.feature_vectors(timelines.items, self.layout.item) * math.sqrt(dim)
         vectors = self.dropout(vectors, timelines.first_rows)
         items = vectors.new_zeros(tiles * width, dim).index_copy(0, timelines.places, vectors)
-        newest = functional.embedding(timelines.newest, items)  # its gradient is faster than an index's
+        # The backward pass of functional.embedding is faster than that of indexing.
+        newest = functional.embedding(timelines.newest, items)
         (block,) = self.blocks
         assert isinstance(block, PointwiseBlock)
         values = block.forward_timelines(newest, items.view(tiles, width, dim), timelines, first_rows, ages)

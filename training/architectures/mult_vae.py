@@ -91,7 +91,7 @@ class MultVAE(BiasedSequenceModel):
     def _encode_rows(self, histories: Tensor) -> Tensor:
         """Returns decoder(z) of each row, (B, E) float32.
 
-        In training, stores the divergences of the rows too.
+        In training, also keeps the divergence of each row for the penalty.
         """
         first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
         decoded, divergences = self._autoencode(histories[first_rows], first_rows)

@@ -4,13 +4,13 @@
     φ_GMF = p ⊙ q,   p = Σ vectors of the user's features,   q = Σ vectors of the item's features
     a_0 = [e_1, …, e_m];  a_l = ReLU(W_l a_(l-1) + b_l);  φ_MLP = a_L
 
-In the paper, the inputs are the ids of a user and of an item. Then p and q are the vectors of these ids, and
-a_0 contains the two vectors. Section 3.1 also allows other features. Here every feature has a vector. The
-vector of a feature with one id is the id's vector. The vector of a list of ids is the sum or the mean of the
-ids' vectors. The vector of a dense feature is the feature's value times a learned vector. p and q are the
-sums of the vectors of each side. So p and q are Pᵀ v_u and Qᵀ v_i of equation 3 for inputs of several
-features. Context features belong to the item's side. Features that depend on the pair of user and item are
-inputs of the MLP only. If a side has no features, φ_GMF is 0.
+In the paper, the inputs are the ids of a user and of an item. In this case, p and q are the vectors of the
+two ids, and a_0 contains both vectors. Section 3.1 also allows other features. Here every feature has a
+vector. The vector of a feature with one id is the id's vector. The vector of a list of ids is the sum or the
+mean of the ids' vectors. The vector of a dense feature is the feature's value times a learned vector. p and q
+are the sums of the vectors of each side. In equation 3, p is Pᵀ v_u and q is Qᵀ v_i, where v_u and v_i
+contain the features of the side. Context features belong to the item's side. Features that depend on the pair
+of user and item are inputs of the MLP only. If a side has no features, φ_GMF is 0.
 
 GMF and MLP have separate vectors, as in section 3.4. Both vectors are in one row of a table: GMF uses the
 first `gmf_dim` numbers, and the MLP uses the other `mlp_dim` numbers. So one lookup returns both. The bias b
@@ -65,7 +65,8 @@ class NeuMF(ClickModel):
         num_fields = inputs.num_dense + inputs.num_embedded
         self.deep = mlp([num_fields * settings.mlp_dim, *settings.deep], settings.dropout)
         self.logit = linear(settings.deep[-1], 1)
-        # This layer and `logit` together are h. Their weights are initialised as if they were one layer.
+        # The vector h consists of these weights and the weights of `logit`. Both are initialised as if they
+        # were one layer.
         deviation = math.sqrt(2 / (settings.gmf_dim + settings.deep[-1] + 1))
         self.gmf_weights = nn.Parameter(torch.empty(settings.gmf_dim).normal_(std=deviation))
 

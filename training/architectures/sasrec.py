@@ -11,14 +11,14 @@ embedding). Two terms extend the paper's model: a bias, and the vectors of other
 s_p is the item at place p of the history. The most recent item is at place 0. For an empty history, F_0 is a
 learned vector.
 
-The paper trains all places of a user's sequence at once. Here each row of the log is one example with its own
-history. Both methods give the same examples. If a batch contains the rows of a user together
-(`train.shuffle=users`), successive histories share items. Then a model with one block computes keys and
-values once for all rows that share an item (`Timelines` in training/models/sequence.py). The same item has
-different places in different rows, because places are counted from the most recent item. But keys and values
-are linear functions of the sum of an item's vector and a place's vector, so both terms can be computed
-separately. A second block cannot share anything: its inputs are the outputs of the first block, which depend
-on the places.
+In the paper, a training example contains a user's sequence, and the model predicts the next item at each
+place. Here each row of the log is one example with its own history. Both methods give the same examples. If a
+batch contains the rows of a user together (`train.shuffle=users`), successive histories share items. Then a
+model with one block computes keys and values once for all rows that share an item (`Timelines` in
+training/models/sequence.py). The same item has different places in different rows, because places are counted
+from the most recent item. But keys and values are linear functions of the sum of an item's vector and a
+place's vector, so both terms can be computed separately. A second block cannot share anything: its inputs are
+the outputs of the first block, which depend on the places.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """
@@ -64,15 +64,16 @@ class SASRec(SequenceModel):
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor) -> Tensor:
         """Returns F_0, (S, E) float32. Items that successive histories share are encoded once.
 
-        Dropout sets elements of √E · M[s_p] to 0. All histories of a timeline (`Timelines`) have zeros in the
-        same elements. Dropout does not change P[p].
+        Dropout sets elements of √E · M[s_p] to 0: the same elements in all histories of a timeline
+        (`Timelines`). Dropout does not change P[p].
         """
         timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
         dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape
         vectors = self.embedding.feature_vectors(timelines.items, self.layout.item) * math.sqrt(dim)
         vectors = self.dropout(vectors, timelines.first_rows)
         items = vectors.new_zeros(tiles * width, dim).index_copy(0, timelines.places, vectors)
-        newest = functional.embedding(timelines.newest, items) + self.places[0]  # with a fast gradient
+        # The backward pass of functional.embedding is faster than that of indexing.
+        newest = functional.embedding(timelines.newest, items) + self.places[0]
         (block,) = self.blocks
         assert isinstance(block, CausalBlock)
         values = block.forward_timelines(

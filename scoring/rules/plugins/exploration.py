@@ -25,8 +25,8 @@ _SHIFTS = (30, 27, 31)
 class Settings(RuleSettings):
     """A rule that fills the last ceil(share × k) positions of a list with items drawn from other candidates.
 
-    These candidates would otherwise not be in the list. A hash of seed, user, item and run date draws the
-    items. So a rerun draws the same items, and another run date draws other items.
+    These candidates would otherwise not be in the list. The items are chosen by a hash of seed, user, item
+    and run date. So a rerun draws the same items, and another run date draws other items.
     """
 
     place: ClassVar[Literal["first", "middle", "last"]] = "last"
@@ -62,7 +62,7 @@ class Explored(ItemRule):
 
 
 def load(settings: Settings, inputs: RuleInputs) -> Explored:
-    """Returns the draws for the items of a run."""
+    """Returns the rule that draws from the items of a run."""
     return Explored(
         positions_to_explore(settings.share, inputs.k),
         text_hashes(inputs.items.to_pylist()).to(inputs.device),

@@ -131,7 +131,7 @@ def test_drift_that_holds_is_named_after_the_comparison() -> None:
     drift = GateCheck(
         "score_psi",
         "hold",
-        "the PSI of the scores against the champion's is 0.700",
+        "the PSI of the challenger's scores against the champion's scores is 0.700",
         0.7,
         0.5,
         "gate.drift.score_psi_hold",
@@ -139,7 +139,8 @@ def test_drift_that_holds_is_named_after_the_comparison() -> None:
     decision = verdict(0.0, 0.01, other_checks=(drift, GateCheck("oov_share", "warn", "new ids", 0.6)))
     assert not decision.promoted
     assert decision.reason.endswith(
-        "not worse by more than gate.margin=0.002; the PSI of the scores against the champion's is 0.700"
+        "not worse by more than gate.margin=0.002; "
+        "the PSI of the challenger's scores against the champion's scores is 0.700"
     )
 
 

@@ -148,7 +148,7 @@ def test_lists_without_the_right_number_of_scores_are_refused_by_user(reference:
     short = [*scores[:4], scores[4][:-1], *scores[5:]]
     batch = batch_of(reference.users, candidates=list(lists))
     with pytest.raises(
-        DataError, match=r"user u004 has 12 candidates and 22 scores .* one score of each of 2 sources"
+        DataError, match=r"user u004 has 12 candidates and 22 scores, but needs 2 scores for each candidate"
     ):
         list(recommender.recommend(with_scores(batch, short)))
     everything = with_scores(batch_of(reference.users), scores)
