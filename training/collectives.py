@@ -61,8 +61,8 @@ class Collectives(Protocol):
         """Sends the first splits[0] rows of `values` to rank 0, the next splits[1] to rank 1, and so on.
 
         Returns:
-            The rows that this rank received, in the order of the sending ranks; and the number of rows from
-            each rank.
+            The rows that this rank received, in the order of the sending ranks, and the number of rows that
+            each rank sent.
         """
         ...
 

@@ -49,7 +49,7 @@ class Columns:
     weight: NDArray[np.float32] | None = None
 
     def in_order(self, order: NDArray[np.int64]) -> Columns:
-        """Returns the columns with the rows in another order (rows,)."""
+        """Returns the columns with their rows in the order of the indices `order`, shape (rows,)."""
         return replace(
             self,
             label=self.label[order],
@@ -176,7 +176,7 @@ def _read_with_arrow(group: RowGroup, names: list[str]) -> dict[str, NDArray[Any
     """Returns the same columns as Petastorm.
 
     Raises:
-        DataError: the file is not a Parquet file, or has another number of row groups than its manifest says.
+        DataError: the file is not a Parquet file, or its number of row groups differs from the manifest.
     """
     try:
         with pq.ParquetFile(group.file.on_disk) as opened:

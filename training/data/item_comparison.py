@@ -59,7 +59,8 @@ class ItemComparison:
         self._positions = ItemPositions(catalogue)
         self._num_shards = num_shards
         columns = id_columns(spec, multi_hot)
-        # These are tensors on the device, because a list would be copied to a GPU in every step.
+        # Keep these positions as tensors on the device, because a list would be copied to a GPU in every
+        # step.
         self._dense_columns, self._id_columns = (
             torch.tensor(places, dtype=torch.int64, device=catalogue.items.device)
             for places in columns_of_items(spec, columns)
@@ -138,7 +139,8 @@ def _log_shares(catalogue: ItemCatalogue) -> Tensor:
     _, item = catalogue.items.unique(return_inverse=True)
     clicks = torch.zeros(len(catalogue.items), dtype=torch.float64, device=item.device)
     clicks.index_add_(0, item, catalogue.clicks.double())
-    # The minimum makes the logarithm finite for an item without clicks. No positive row uses that number.
+    # The minimum makes the logarithm finite for an item without clicks. Its value does not matter, because no
+    # positive row has such an item.
     return (clicks[item] / clicks.sum()).clamp(min=1e-30).log().float()
 
 

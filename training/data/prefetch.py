@@ -94,7 +94,7 @@ class Prefetch(Generic[Item]):
             for item in self._source:
                 if not self._put(item):
                     return
-                del item  # otherwise this item would use memory while the source creates the next item
+                del item  # frees its memory before the source creates the next item
         finally:
             if isinstance(self._source, Generator):
                 self._source.close()

@@ -30,11 +30,11 @@ from storage.private_folder import lock, locked, open_file, private_folder
 from training.data.sharding import RowGroup
 
 _LOCK, _MUTEX = ".lock", ".mutex"
-# Timeout for the lock that protects all folders. A process holds it for seconds, while it deletes the folders
-# of killed ranks.
+# Timeout for the lock that protects all folders. A process holds it only for some seconds, while it deletes
+# the folders of killed ranks.
 _LOCK_TIMEOUT_S = 300.0
 _CHUNK_BYTES = 8 * 2**20
-_MAGIC_BYTES = 4  # PAR1, at both ends of a file
+_MAGIC_BYTES = 4  # a Parquet file begins and ends with the 4 bytes PAR1
 _REBUILD = "run build_features again for the day of this file"
 
 
@@ -166,7 +166,7 @@ def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
         for chunk in chunks
     ]
     ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
-    footer = metadata.serialized_size + 4 + _MAGIC_BYTES  # footer, its length in 4 bytes, and PAR1
+    footer = metadata.serialized_size + 4 + _MAGIC_BYTES  # the footer, 4 bytes with its length, and PAR1
     return [(0, _MAGIC_BYTES), (min(starts), max(ends) - min(starts)), (size - footer, footer)]
 
 

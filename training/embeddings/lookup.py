@@ -48,8 +48,8 @@ class ExchangedRows:
         requested: (A,) int64, the indices of the rows of this rank's matrix that the ranks requested, ordered
             by requesting rank.
         requested_counts: the number of rows that each rank requested from this rank.
-        replicated: (S,) int64, the indices of the rows of this rank's matrix that this batch looks up and
-            that all ranks hold.
+        replicated: (S,) int64, the indices, in this rank's matrix, of the rows that this batch looks up and
+            all ranks hold.
     """
 
     counts: list[int]
@@ -289,7 +289,7 @@ class PaddedLists:
         return _constant(tuple(features), self.filled.device)
 
     def sources(self, num_vectors: int, num_single: int, pooling: Pooling) -> tuple[Tensor, Tensor | None]:
-        """Returns the same as `ListElements.sources`, for all ids."""
+        """Returns what `ListElements.sources` returns. Here every id is an element, padding included."""
         starts = torch.arange(0, num_vectors, num_single + self.num_lists, device=self.filled.device)
         source = (starts.unsqueeze(1) + self.features(num_single)).flatten()
         factors = self.filled.float()
@@ -304,9 +304,9 @@ class PaddedLists:
 
 
 @cache
-@torch.inference_mode(False)  # a later training could not use tensors that were created in inference mode
+@torch.inference_mode(False)  # the cached tensors are also used in training, which refuses inference tensors
 def _constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Returns numbers on a device. They are cached, because each copy would wait for the device."""
+    """Returns a tensor with these numbers. The results are cached, because a copy waits for the device."""
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 
@@ -380,7 +380,9 @@ class RowsOfBatch:
 
 
 class BatchRows:
-    """Computes the rows of batches. The rows of one batch may be requested before its step.
+    """Finds the table rows that a batch reads, and requests them from other ranks.
+
+    The rows of the next batch can be requested before its step.
 
     Args:
         placement, router: the placement and the router of the table.
@@ -401,7 +403,7 @@ class BatchRows:
         self._early: RowsOfBatch | None = None
 
     def of_batch(self, ids: Tensor, *, padded: bool, trains: bool) -> RowsOfBatch:
-        """Returns the rows of ids (B, W). Training steps use the rows that were requested early.
+        """Returns the rows that ids (B, W) read. A training step gets the rows that were requested early.
 
         Args:
             ids: the ids.
@@ -415,7 +417,7 @@ class BatchRows:
         return self._of_batch(ids, "exchange", padded=padded)
 
     def of_feature(self, ids: Tensor, feature: int) -> RowsOfBatch:
-        """Returns the rows of N ids of one feature."""
+        """Returns the rows that N ids of one feature read."""
         return self._requested(ids, self._keys(ids.long(), self._router.features[feature]), None, "exchange")
 
     def request(self, ids: Tensor, *, padded: bool) -> None:

@@ -107,10 +107,9 @@ def update_rows(
 def _pools(
     weight: Tensor, accumulator: Tensor | None, tail: Tail | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Returns weight and accumulator on the device, both in host memory, and `Tail.first`.
+    """Returns weight and accumulator on the device, weight and accumulator in host memory, and `Tail.first`.
 
-    If one of these tensors does not exist, the result contains another tensor in its place, which the kernel
-    does not use.
+    A tensor that does not exist is replaced by another tensor, which the kernel does not use.
     """
     sums = weight if accumulator is None else accumulator
     if tail is None:

@@ -103,8 +103,8 @@ def _gpu_text() -> str:
 # checkpoint (training/checkpoints/checkpoints.py). This checkpoint may have been written by a different
 # number of ranks. ranks.py starts the ranks; if a rank is lost, Horovod's driver starts a new rank.
 
-# Trains one ring to the end. At each checkpoint, the function calls its argument, which raises an error if
-# ranks joined or left.
+# A function that trains one ring to the end. At each checkpoint, it calls the function that it gets as its
+# argument. That function raises an error if ranks have joined or left.
 TrainRing = Callable[[Callable[[], None]], dict[str, object]]
 
 
@@ -219,7 +219,10 @@ def _take_gpu() -> int | None:
 
 
 class HorovodCollectives:
-    """`Collectives` over Horovod. Names are used again, because Horovod negotiates each name only once."""
+    """`Collectives` over Horovod.
+
+    Calls of a method reuse the same names, because ranks must negotiate each new name of a tensor.
+    """
 
     def __init__(self) -> None:
         self.rank = hvd.rank()
@@ -245,8 +248,8 @@ class HorovodCollectives:
 
     def start_all_to_all(self, values: Tensor, splits: Sequence[int], name: str) -> ReceivedRows:
         """See `Collectives`."""
-        # Horovod does not support bfloat16. An exchange does not change numbers, so their bits are sent as
-        # float16.
+        # Horovod does not support bfloat16. An exchange does not change numbers, so the bits of bfloat16
+        # numbers are sent as float16.
         sent = values.view(torch.float16) if values.dtype == torch.bfloat16 else values
         counts = torch.tensor(list(splits), dtype=torch.int32)
         handle = hvd.alltoall_async(sent.contiguous(), splits=counts, name=name)

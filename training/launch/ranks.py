@@ -37,7 +37,7 @@ from training.progress import Channel, Listener, RankOutcome, Report
 
 # Chooses the number of ranks of a training, and checks that Spark can run them.
 #
-# Without these checks, Horovod would wait, or fail without giving the reason.
+# Without these checks, Horovod would wait for ever, or fail with an error that does not name the reason.
 
 _POLL_S = 1.0
 _LOCAL = re.compile(r"local(\[[^],]*(,\s*(\d+)\s*)?\])?")
@@ -53,9 +53,9 @@ def is_local(spark: SparkSession) -> bool:
 def ranks_to_start(spark: SparkSession, train: Train) -> int:
     """Returns the number of ranks to start.
 
-    This is `train.num_ranks`, or the number that `auto` stands for (`largest_number`), or fewer if an elastic
-    training lacks slots. Spark has one slot for each task that it can run at the same time. Unless the master
-    is local, this function waits up to `train.start_timeout_s` for slots.
+    This is `train.num_ranks`, or the number that `auto` stands for (`largest_number`). An elastic training
+    starts with fewer ranks if Spark has too few slots. Spark has one slot for each task that it can run at
+    the same time. Unless the master is local, this function waits up to `train.start_timeout_s` for slots.
 
     Raises:
         InfrastructureError: Spark has too few slots.
@@ -88,9 +88,9 @@ def largest_number(spark: SparkSession, train: Train) -> int:
 
 
 def cores_of_driver(train: Train) -> int | None:
-    """Returns the number of cores for one rank in this process, if it is known without a session.
+    """Returns the number of cores for a single rank in this process, if no session is needed to find it.
 
-    The result is None if only an open session can show this number, or if there is more than one rank.
+    The result is None if this number depends on an open session, or if there is more than one rank.
     """
     if train.elastic is not None or train.num_ranks not in ("auto", 1):
         return None
@@ -108,7 +108,7 @@ def cores(spark: SparkSession) -> int:
 def _local_gpus(train: Train) -> int:
     if train.device == "cpu":
         return 0
-    import torch  # so the driver of a cluster does not import it
+    import torch  # imported here, because the driver of a cluster does not need torch
 
     return torch.cuda.device_count()
 
@@ -129,7 +129,7 @@ def _slots(spark: SparkSession) -> int:
 
 
 def _require_slots(spark: SparkSession, train: Train, ranks: int, slots: int) -> int:
-    """Returns `slots` if they are enough for the training; otherwise raises InfrastructureError."""
+    """Returns `slots`. Raises InfrastructureError if the training needs more slots."""
     key, least = "num_ranks", ranks
     if train.elastic:
         key, least = "elastic.min_ranks", train.elastic.min_ranks
@@ -163,8 +163,8 @@ def _require_restarts(spark: SparkSession) -> None:
 
 log = logging.getLogger("nightrank.launch")
 
-# If two trainings started at once in one application, each could take some of the slots and then wait forever
-# for the others.
+# This lock is held during a training. If two trainings of an application ran at the same time, each could
+# take some of the slots and then wait for ever for the rest.
 _ONE_AT_A_TIME = threading.Lock()
 
 # How long a rank waits in a collective for another rank. The other rank may have left the ring because a
@@ -194,9 +194,9 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     """Trains on `plan.train.num_ranks` ranks. Each rank is a process in its own Spark task.
 
     If the master is local, a single rank trains in this process instead, with all cores of Spark. Otherwise,
-    the ranks write log lines to the standard error of their executors; with a local master, this is the
-    driver's standard error. If an application calls this function twice at the same time, the second training
-    waits for the first.
+    the ranks write log lines to the standard error of their executors. With a local master, that is the
+    standard error of the driver. If an application calls this function twice at the same time, the second
+    training waits for the first.
 
     Args:
         spark: the session whose tasks run the ranks.

@@ -18,7 +18,7 @@ from training.data.prefetch import Prefetch
 from training.loop.training_loop import Callback, TrainingState, is_due, threads_of_model
 
 
-@torch.no_grad()  # inference_mode would fail: Horovod resizes its outputs in another thread
+@torch.no_grad()  # not inference_mode, because Horovod resizes tensors in a thread
 def evaluate(
     model: nn.Module, loader: Loader, collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
@@ -26,8 +26,8 @@ def evaluate(
 
     This is a collective: all ranks must call it. The model computes in float32.
 
-    The model is in evaluation mode during the call, and in its former mode afterwards. A rank needs 8 bytes
-    of memory for each of its rows.
+    The model is in evaluation mode during the call. Afterwards, its previous mode is restored. A rank needs 8
+    bytes of memory for each of its rows.
     """
     was_training = model.training
     model.eval()
@@ -165,7 +165,7 @@ class Validation(Callback):
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Evaluates the model if a validation is due.
 
-        If no validation is due, this method does nothing, because another callback has requested the entry.
+        If no validation is due, this method does nothing. The entry was then created for another callback.
         """
         if self.is_entry_due(state):
             entry["validation"] = chosen_metrics(self._evaluate())

@@ -71,7 +71,8 @@ def keep_best(
         train: the section `train`.
         history: the entries of the training. The last entry belongs to the last step. This function adds the
             metrics of an evaluation to it.
-        evaluate: returns the metrics of the model on the validation split; None if no step is chosen.
+        evaluate: returns the metrics of the model on the validation split; None if the last step is always
+            kept.
         checkpoints: the checkpoints of the training, all of which are complete.
 
     Returns:
@@ -137,7 +138,7 @@ class EarlyStopping(Callback):
         self._rule = rule
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Checks a restored history, because the training may have ended before it was killed."""
+        """Checks a restored history. Its last entry may end the training if the process was killed then."""
         state.stopped = stop_reason(state.history, self._rule)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
@@ -156,7 +157,7 @@ class Prune(Callback):
         self._rule = rule
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Checks a restored history, because the training may have been pruned before it was killed."""
+        """Checks a restored history. Its last entry may prune the training if the process was killed then."""
         self._check(state)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
@@ -186,7 +187,7 @@ class StopAtStep(Callback):
         return state.step == self._last_step
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Checks a restored step, because the training may have ended before it was killed."""
+        """Checks a restored step. It may be the last step if the process was killed then."""
         self._check(state)
 
     def on_step_complete(self, state: TrainingState) -> None:

@@ -87,7 +87,7 @@ class TrainingLoop:
         return TrainingResult(state.history, state.step, round(state.seconds, 3), state.stopped, state.pruned)
 
     def _with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch, Batch | None]]:
-        """Yields each batch, the same batch on the device, and the next batch on the device.
+        """Yields each batch of the loader, its copy on the device, and the next batch's copy on the device.
 
         The third value is None at the end of the training, or if steps do not need it.
         """

@@ -29,8 +29,8 @@ from storage.feature_spec import FeatureSpec
 
 Part = tuple[Tensor, ...]
 
-# On a CPU, a batched product of such narrow matrices is slow for long lists. So lists of at least this length
-# are multiplied one after the other.
+# On a CPU, one batched matrix product for the lists of all users is slow if the lists are long. So if lists
+# have at least this many items, they are multiplied one after the other.
 _LOOPED_ITEMS = 16
 
 
@@ -106,7 +106,12 @@ class ItemScores(Protocol):
     """Items that all users share. Logits can be computed for all of these items, or for a range of them."""
 
     def logits(self, users: Part, items: slice) -> Tensor:
-        """Returns logits (U, I) float32 of users, tensors (U, …) from `side_part`, with a range of items."""
+        """Returns the logits (U, I) float32 of users with a range of the items.
+
+        Args:
+            users: tensors (U, …) from `side_part(Side.USER, …)`.
+            items: the range of items.
+        """
         ...
 
 
@@ -115,7 +120,7 @@ class SharesItems(Protocol):
     """A factorization that scores many shared items with less work than it needs for single pairs."""
 
     def share_items(self, items: Part, most_bytes: int) -> ItemScores | None:
-        """Returns the prepared items; None if they would need more than `most_bytes` of memory.
+        """Prepares items for scoring; returns None if this would need more than `most_bytes` of memory.
 
         Args:
             items: tensors (I, …) from `side_part(Side.ITEM, …)`, float32, on a CPU.

@@ -31,7 +31,7 @@ from training.kernels.torch_operators import differentiable, operator
 from training.models.factorization import Side, positions_by_side
 from training.native.library import BEST, address, library, required_library
 
-# Count of numbers in a tile's vectors; they take 2 MiB in bf16.
+# The vectors of a tile have at most this many numbers, which take 2 MiB in bf16.
 _TILE_NUMBERS = 2**20
 
 
@@ -51,7 +51,7 @@ class PairDots(nn.Module):
 
 
 def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[Side, list[int]]:
-    """Maps each side of a factorization to the columns of the interaction that the side computes.
+    """Returns, for each side of a factorization, the columns of the interaction that this side computes.
 
     Args:
         vector_sides: (F,), the side of each vector. Only v_0 may have the side PAIR.
@@ -104,7 +104,7 @@ def _plain_interaction(bottom: Tensor | None, embedded: Tensor) -> Tensor:
     vectors = embedded if bottom is None else torch.cat([bottom.unsqueeze(1), embedded], dim=1)
     dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)  # (B, F * F)
     count = vectors.shape[1]
-    # `_pairs` would cache a tensor that the exporter created, and later calls could not use this tensor.
+    # Do not call `_pairs` here: it would cache a tensor of the exporter, which later calls cannot use.
     row, column = torch.tril_indices(count, count, offset=-1, device=embedded.device)
     pairs = dots.index_select(1, row * count + column)
     return pairs if bottom is None else torch.cat([bottom, pairs], dim=1)
@@ -212,7 +212,8 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
 differentiable(tiled_interaction, _differentiate, _save_inputs)
 
 
-# The first call may run in inference mode. A later training could not use tensors created in that mode.
+# These tensors are cached and also used in training. The first call may run in inference mode, but training
+# cannot use tensors that were created in that mode.
 @cache
 @torch.inference_mode(False)
 def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
@@ -224,9 +225,10 @@ def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
 @cache
 @torch.inference_mode(False)
 def _mirror(num_vectors: int, device: torch.device) -> Tensor:
-    """Maps the positions of a flattened symmetric matrix (F, F) to the P pairs of vectors i > j.
+    """Returns, for each position of a flattened symmetric matrix (F, F), the index of its pair of vectors.
 
-    Element n of the result (F * F,) is the index of the pair at position n; P if n is on the diagonal.
+    The result has the shape (F * F,). The P pairs i > j have the indices 0 to P - 1. Positions on the
+    diagonal get P.
     """
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
     mirror = torch.full((num_vectors, num_vectors), len(row), device=device)
@@ -237,7 +239,7 @@ def _mirror(num_vectors: int, device: torch.device) -> Tensor:
 # The compiled interaction (training/native/interaction.cpp), for float32 tensors on the CPU. A row has
 # P = F (F - 1) / 2 pairs of vectors.
 
-# The number of threads is at most the number of multiplications divided by this number.
+# Each thread does at least this number of multiplications, if there is more than one thread.
 _PRODUCTS_OF_A_THREAD = 500_000
 
 

@@ -104,13 +104,15 @@ def clipped(gradient: Tensor, norm: float | None) -> Tensor:
     return gradient * (norm / gradient.norm().clamp_min(norm))
 
 
-# The gradient of all dense parameters in one flat buffer, summed over ranks while it is computed.
+# Keeps the gradient of all dense parameters in one flat buffer, and sums it over ranks during the backward
+# pass.
 #
 # With several ranks, the buffer is divided into buckets, as in PyTorch's DistributedDataParallel (Li et al.
 # 2020, Proc. VLDB Endow. 13, section 3.2). The backward pass computes the gradients of the last layers first.
 # When all gradients of a bucket are computed, the ranks start to sum them, while the backward pass continues.
 
-# Summing a smaller bucket over ranks would take as long, because the ranks first negotiate each message.
+# The minimum size of a bucket. The sum of a smaller bucket would take the same time, because the ranks
+# negotiate each message first.
 _BUCKET_BYTES = 2**20
 
 # The first number of the buffer is the loss. The gradients start at an aligned address.
@@ -195,7 +197,7 @@ class DenseGradient:
 
     def _computed(self, bucket: _Bucket, _: Tensor) -> None:
         bucket.missing -= 1
-        # The last bucket also has the loss.
+        # The last bucket also contains the loss.
         while self._started < len(self._buckets) - 1 and not self._buckets[self._started].missing:
             self._start(self._buckets[self._started])
 

@@ -58,7 +58,8 @@ class Updates:
             for name, table in self._tables.items()
             if name not in self._ftrl_rows
         }
-        # The update kernel sums the gradient of a row itself, so L2 could not be added to the sum.
+        # With L2, the update kernel cannot be used: it sums a row's gradients itself, so the L2 term could
+        # not be added before the update.
         self._lookup_optimizers = {
             name: optimizer
             for name, optimizer in self._row_optimizers.items()
@@ -150,7 +151,7 @@ class Updates:
         }
 
     def row_state(self) -> dict[str, str]:
-        """Maps the name of each tensor of `state` with one entry per table row to the name of the table."""
+        """Returns the table of each tensor of `state` that has one entry per table row, by tensor name."""
         by_row = {
             f"{kind}.{name}": name
             for name, optimizer in self._row_optimizers.items()
@@ -217,9 +218,9 @@ class Adam:
 #     w = 0 where |z| ≤ λ₁, elsewhere −(z − sgn(z) λ₁) / ((β + √n) / α + λ₂)
 #
 # Here z and n are the state of the coordinate. α, β, λ₁ and λ₂ are the settings learning_rate, beta, l1 and
-# l2. If g is 0, then z, n and w do not change, so only the looked-up rows of a table need updates. The
-# learning rate of a coordinate decreases as its squared gradients add up, so the learning rate schedule is
-# not applied.
+# l2. If g is 0, then z, n and w do not change, so only the looked-up rows of a table need updates. FTRL
+# lowers the learning rate of a coordinate as its squared gradients add up. So the learning rate schedule is
+# not applied to it.
 
 
 class FtrlRows:
@@ -315,7 +316,7 @@ class L2:
 
     @torch.no_grad()
     def add_dense(self, gradient: Tensor) -> Tensor:
-        """Returns the gradient (size,) of the parameters, one after the other, with the L2 term."""
+        """Adds the L2 term to the concatenated gradients of the parameters; returns the sum (size,)."""
         if not self._factor or not self._parameters:
             return gradient
         pairs = zip(self._parameters, self._factors, strict=True)
@@ -382,7 +383,7 @@ class RowWiseAdagrad:
 # and writes each row once (training/native/lazy_adam.cpp).
 
 
-# The number of threads is at most the count of updated numbers divided by this number.
+# Each thread updates at least this many numbers, if there is more than one thread.
 _NUMBERS_OF_A_THREAD = 50_000
 
 
@@ -437,7 +438,8 @@ class LazyAdam:
         mean, square, updates = self.mean, self.square, self.updates
         if isinstance(mean, Tensor) and isinstance(square, Tensor) and isinstance(updates, Tensor):
             return self._run_compiled(gradient, (mean, square, updates), rate, instructions)
-        # The rows are in two memories.
+        # Some rows are in host memory. Copy the state of all rows into plain tensors, and back after the
+        # step.
         of_rows = (state.index_select(0, gradient.rows) for state in (mean, square, updates))
         taken_mean, taken_square, taken_updates = of_rows
         in_order = SummedRowGradient(torch.arange(len(gradient.rows)), gradient.values)
@@ -454,7 +456,7 @@ class LazyAdam:
         rate: float,
         instructions: int,
     ) -> Tensor:
-        """Computes `compiled_change` for these moments and update counts."""
+        """Computes `compiled_change` for a state that consists of three plain tensors."""
         mean, square, updates = states
         rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
         change = torch.empty_like(values)

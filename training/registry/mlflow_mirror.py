@@ -8,12 +8,12 @@ training. Importing MLflow and opening its store takes seconds. So jobs call `pr
 thread. If the jobs of a run share an application, it does both in a separate process (mlflow_process.py).
 
 A training becomes one MLflow run and one version of the registered model, even if this module copies the
-training several times. Run and version have the tag `nightrank.version`. The tag `nightrank.source` is the
-URI of the model's folder. The source of the MLflow version is the same URI if MLflow accepts this URI. An
-MLflow server refuses local paths, because it would read them on its own disk. The folder has a file
-`MLmodel`, so MLflow can load the version. If the server refuses the URI, the run gets this file as an
-artifact. `mlflow.pyfunc.load_model("models:/<name>@champion")` reads the file, imports the module that it
-names (nightrank/mlflow_model.py), and gets a model that scores raw rows. No tensors are uploaded.
+training several times. Both the run and the version have the tag `nightrank.version`. The tag
+`nightrank.source` is the URI of the model's folder. The source of the MLflow version is the same URI if
+MLflow accepts this URI. An MLflow server refuses local paths, because it would read them on its own disk. The
+folder has a file `MLmodel`, so MLflow can load the version. If the server refuses the URI, the run gets this
+file as an artifact. `mlflow.pyfunc.load_model("models:/<name>@champion")` reads the file, imports the module
+that it names (nightrank/mlflow_model.py), and gets a model that scores raw rows. No tensors are uploaded.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def track_training(
 def write_training(
     lake: LakePaths, description: Mapping[str, Any], params: Mapping[str, Any], raw_types: Mapping[str, str]
 ) -> None:
-    """Writes the run and the version of `track_training` in this process, with known types."""
+    """Writes the run and the version of `track_training` in this process."""
     if (client := open_client(lake)) is None:
         return
     name, version = description["name"], description["version"]

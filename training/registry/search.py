@@ -1,4 +1,4 @@
-"""A search of settings with Optuna: its proposals, its rule for pruning trials, and pruned trainings.
+"""Searches settings with Optuna. Proposes trials, prunes bad trials, and stores pruned trainings.
 
 A search stores no state. A rerun computes the same proposals in the same order. It reads the results of
 finished trials from the lake instead of training them again: from `model.json`, or from `pruned.json`.
@@ -35,15 +35,16 @@ _SEEDS = 2**32  # seeds of Optuna's random numbers are below this number
 
 @dataclass(frozen=True)
 class PruningRule:
-    """The rule for pruning: it ends a training early if other trainings have better evaluations.
+    """A rule that prunes a training: ends it early if other trainings have better evaluations.
 
-    A training is pruned after an evaluation if its best value so far is worse than the limit at the position
-    of this evaluation. The rule depends only on the history of a training. So all ranks and resumed trainings
-    decide the same.
+    A training is pruned after an evaluation if the training's best value so far is worse than the limit for
+    this point of the training. The rule depends only on the history of a training. So all ranks and resumed
+    trainings decide the same.
 
     Attributes:
         measure: the measure on the validation split.
-        limits: maps positions, in thousandths of an epoch, to values of the measure.
+        limits: maps points of a training to the limits. A point is the number of epochs done, times 1000 and
+            rounded.
     """
 
     measure: Measure
@@ -118,7 +119,8 @@ class Proposals:
             trial.report(value, position)
         final = outcome.validation.get(self._measure)
         if outcome.pruned is not None:
-            self._study.tell(trial, state=TrialState.PRUNED)  # its value is that of the last evaluation
+            # Optuna then uses the value of the last evaluation as the value of the trial.
+            self._study.tell(trial, state=TrialState.PRUNED)
         elif final is None:
             self._study.tell(trial, state=TrialState.FAIL)
         else:
@@ -127,8 +129,8 @@ class Proposals:
     def pruning_rule(self) -> PruningRule | None:
         """Returns the rule for the next training; None while fewer than five trials are complete.
 
-        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class can decide
-        only if it has all trials, but ranks have only these limits.
+        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class needs all
+        trials to decide. The ranks do not have them, so this rule contains the limits.
         """
         from optuna.trial import TrialState
 
@@ -161,7 +163,7 @@ def _value(values: SearchedValues, proposed: Any) -> Any:
 
 
 def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
-    """Maps the position of each evaluation to its value. If a position repeats, its first value is used."""
+    """Returns the values of the evaluations by their points in the training, the first value per point."""
     measured: dict[int, float] = {}
     for evaluation in outcome.curve:
         value = evaluation.measures[measure]

@@ -1,4 +1,4 @@
-"""The experiment of a run date: which model ranks for its treatment, and whether the experiment was stopped.
+"""The experiment of a run date: the model that serves its treatment group, and whether it was stopped.
 
     models/<name>/experiment_stops/dt=<run date>.json     the experiments that stop on a run date
 

@@ -23,7 +23,8 @@ from training.registry.model_json import is_complete, names_of, read_description
 log = logging.getLogger("nightrank.training")
 
 _TENSORS = re.compile(r"(dense|embeddings-\d+|optimizer-(dense|\d+))-[0-9a-f]{8}\.safetensors")
-_SCRATCH = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # a file that a killed process was writing
+# The name of a temporary file, which remains if the process that writes it is killed.
+_SCRATCH = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 
 
 def delete_training_leftovers(lake: LakePaths, name: str, grace_hours: float) -> int:
