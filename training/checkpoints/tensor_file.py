@@ -232,9 +232,10 @@ class TensorFile:
         return _DTYPES[entry["dtype"]], math.prod(entry["shape"][1:])
 
     def read_places(self, name: str, places: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Returns the bytes of rows of a stored tensor, (N, bytes of a row), by one read.
+        """Reads rows of a stored tensor in a single request; returns their bytes, (N, bytes of a row).
 
-        The read begins at the first row and ends at the last row. Several threads may read at the same time.
+        The request begins at the first row and ends at the last row. Several threads may read at the same
+        time.
 
         Args:
             name: the tensor.

@@ -92,8 +92,8 @@ def read_columns(
         check_ids: whether ids are compared with their cardinalities.
 
     Raises:
-        DataError: the file is missing, or its number of rows differs from the manifest; an id is not below
-            its cardinality; or a column is missing, has the wrong type, or contains nulls.
+        DataError: the file is missing; its number of rows differs from the manifest; an id is not below its
+            feature's cardinality; or a column is missing, has the wrong type, or contains nulls.
     """
     path = group.file.path
     wanted = scalar_columns(spec)

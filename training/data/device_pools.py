@@ -220,10 +220,10 @@ class DevicePoolWriter:
             place += len(rows)
 
     def _wrong_groups(self) -> tuple[list[int], Tensor] | None:
-        """Returns the row groups that have just arrived, and for each of them whether it has a wrong id.
+        """Returns the row groups that have arrived since the last call, and for each whether an id is wrong.
 
-        The second result is on the host. To copy it, the function waits for the work that is queued on the
-        current stream.
+        The second result is a tensor in host memory. The copy to it may still be running on the current
+        stream.
         """
         if not self._unchecked:
             return None

@@ -171,12 +171,12 @@ class RangeRows(Generic[KindOfColumns]):
 
 @dataclass(frozen=True)
 class ShardRows(Generic[KindOfColumns]):
-    """The rows of one shard.
+    """The rows of one shard that a pool contains.
 
     Attributes:
         ranges: the rows, one range after the other.
-        order: (rows,), a permutation: the shard's n-th row of the pool is row `order[n]` of the ranges. None
-            keeps the order of the ranges.
+        order: (rows,), a permutation. The shard's n-th row in the pool is row `order[n]` of the concatenated
+            ranges. None keeps the order of the ranges.
         first: the row of a batch where the shard's rows begin.
     """
 
@@ -373,7 +373,7 @@ def _chunks(
 
 
 def _take(column: NDArray[Any], source_rows: NDArray[np.int64] | slice) -> NDArray[Any]:
-    """Returns a column's values in a slice of rows, or in blocks of rows, one block after the other."""
+    """Returns a column's values in a slice of rows, or in some blocks of rows, concatenated."""
     if isinstance(source_rows, slice):
         return column[source_rows]
     whole = len(column) // BLOCK_ROWS * BLOCK_ROWS

@@ -279,7 +279,7 @@ class ShardStream:
         self._starts = list(accumulate((piece.rows for piece in pieces), initial=0))
 
     def ranges(self, start: int, stop: int) -> list[RowRange]:
-        """Returns the rows [start, stop) of the stream, as ranges of rows of pieces.
+        """Returns the rows at the positions `start` to `stop` - 1 of the stream, as ranges of rows of pieces.
 
         Empty ranges are left out. If the stream ends before `stop`, the ranges have fewer than `stop - start`
         rows.

@@ -171,7 +171,7 @@ def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
 
 
 def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> int:
-    """Copies byte ranges of a file to the same positions of a sparse file; returns the used disk bytes."""
+    """Copies byte ranges of a file to a sparse file, at the same positions. Returns the used disk space."""
     with open(path, "wb") as into:
         into.truncate(source.size())
         for first, count in parts:
@@ -183,5 +183,7 @@ def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> in
                     raise OSError(f"the file ended {count} bytes early")
                 into.write(chunk)
                 count -= len(chunk)
-    # A file uses whole disk blocks. Some file systems report the blocks only some time after the write.
+    # The file system uses complete disk blocks, so the file may take more space than its data. But some file
+    # systems report the blocks only some time after the write, so the result is at least the size of the
+    # data.
     return max(sum(count for _, count in parts), path.stat().st_blocks * 512)

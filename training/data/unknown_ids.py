@@ -104,7 +104,8 @@ class UnknownIds:
         """
         if not len(self.places):
             return ids
-        # The number of a column is hashed before it is used, because consecutive numbers are used for draws.
+        # The column's number is hashed first. `keys_of_draws` adds small numbers to the same keys, so small
+        # numbers for columns could give the same sums.
         drawn = uniform(mix(keys.unsqueeze(-1) + mix(self.numbers))) < self.shares
         known = ids[..., self.places]
         result = ids.clone()

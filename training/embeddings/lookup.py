@@ -119,7 +119,7 @@ class RowRequest:
         return vectors, self._exchanged
 
     def discard(self) -> None:
-        """Waits for the started exchange, so that its name can be used again.
+        """Ends a request that is not used: waits for its exchange, so that the name can be used again.
 
         All ranks must call this method.
         """
@@ -136,7 +136,7 @@ def start_return(
     dtype: torch.dtype = torch.float32,
     name: str = "exchange",
 ) -> tuple[SummedRowGradient, Callable[[], Tensor]]:
-    """Sends the gradients of vectors to the owners of the vectors' rows, in `dtype`.
+    """Sends the gradient of each vector to the rank that holds the vector's row.
 
     Args:
         values: (U, E) float32, the gradients of the vectors that a `RowRequest` returned.
@@ -146,8 +146,9 @@ def start_return(
         name: name of the message; see `RowRequest`.
 
     Returns:
-        First, this rank's gradient of the rows that all ranks hold. Second, a function that waits for the
-        gradients (A, E) of the rows `exchanged.requested`, which this rank receives from all ranks.
+        Two values. The first is this rank's gradient of the rows that all ranks hold. The second is a
+        function that waits for the gradients that all ranks send to this rank, and returns them: (A, E), for
+        the rows `exchanged.requested`.
     """
     *counts, replicated_count = exchanged.counts
     num_remote = len(values) - replicated_count
@@ -157,7 +158,7 @@ def start_return(
 
 
 def sum_over_ranks(gradient: SummedRowGradient, collectives: Collectives, end: int) -> SummedRowGradient:
-    """Returns the sum over ranks of a gradient of replicated rows.
+    """Sums a gradient of replicated rows over all ranks, and returns the sum.
 
     The result has an entry for each row that any rank looked up.
 
@@ -319,7 +320,8 @@ class BatchLookup:
         ids: the ids that were looked up.
         keys: (N,), the keys that `Router` computes for the ids. If no rows are exchanged, a key is the index
             of a row of this rank's matrix.
-        lists: the elements of lists, or their columns with padding; None if no feature is a list.
+        lists: the list features of the batch, as elements or as padded columns; None if there are no list
+            features.
         groups, exchanged: the elements grouped by key, and the rows that the ranks exchanged. Both are None
             if no rows are exchanged.
     """
@@ -332,7 +334,7 @@ class BatchLookup:
     exchanged: ExchangedRows | None = None
 
     def gradients(self, pooling: Pooling) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the gradients of the vectors, and which gradient each element receives.
+        """Returns the gradients of the vectors, and for each element the index of its gradient.
 
         Returns:
             The gradients (B * C, E), zeros if the loss did not depend on the vectors; and the sources and
@@ -360,7 +362,8 @@ class RowsOfBatch:
     Attributes:
         ids: (B, W), the ids.
         keys: (N,) int64, the keys of the elements, as in `BatchLookup`.
-        lists: the elements of lists, or their columns with padding; None if no feature is a list.
+        lists: the list features of the batch, as elements or as padded columns; None if there are no list
+            features.
         groups: the elements grouped by key; None if no rows are exchanged.
         request: the request to the other ranks; None if no rows are exchanged.
     """

@@ -295,7 +295,7 @@ def rows_of_block(matrix: RowTensor, block: RowBlock) -> Tensor:
 
 # The compiled grouping of equal keys (training/native/group.cpp).
 
-KEY_BITS = 31  # keys with more bits are not supported
+KEY_BITS = 31  # the largest number of bits of a key
 
 
 def compiled_groups(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:

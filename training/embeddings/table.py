@@ -58,7 +58,7 @@ class StackedEmbedding(HeldRows):
         list_lengths: number of id columns of each list feature. List features come last; each other feature
             has one column.
         pooling: how the vectors of a list are combined into one vector.
-        storage: dtype of the stored numbers. It does not change the dtype of vectors.
+        storage: dtype of the stored numbers. The dtype of vectors does not depend on it.
         placement: which rank holds which rows; None means that this process holds all rows.
         collectives: the collectives of the ranks in the placement. `forward` uses them only if rows are
             exchanged. In this case, all ranks must call `forward` the same number of times.
@@ -304,7 +304,9 @@ class PendingLookups:
 
     @torch.no_grad()
     def take_lookup_gradient(self, collectives: Collectives) -> LookupGradient | None:
-        """Returns and clears the gradient of the batch since the last call. A row may have several entries.
+        """Returns and clears the gradient of the batch that was looked up since the last call.
+
+        A row may have several entries.
 
         A single rank has an entry for each lookup. If there are several ranks, each rank sums the gradient of
         a row over its own lookups. The row then has an entry for each rank that looked it up. The update

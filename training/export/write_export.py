@@ -143,7 +143,7 @@ def _write(
                 "output": sample.form.output,
                 "greatest_difference": sample.greatest_differences(folder / name),
             }
-        for number_format in sorted(set(formats)):  # fp16 comes first, because int8 changes the tables
+        for number_format in sorted(set(formats)):  # fp16 before int8, which changes the tables
             _write_smaller(exported, samples, folder, number_format)
         for name, sample in samples.items() if formats else ():
             programs[name]["mean_difference"] = {
@@ -232,7 +232,7 @@ def _example(exported: ExportedModel, rows: int, form: Ranker) -> tuple[Tensor, 
 
 
 def _layout(exported: ExportedModel) -> Mapping[str, Any]:
-    """Returns a description of the columns of the two inputs."""
+    """Returns a description of the columns of the inputs `dense` and `categorical`."""
     return {
         DENSE: {"dtype": "float32", "columns": [feature.name for feature in exported.spec.dense]},
         CATEGORICAL: {

@@ -84,7 +84,7 @@ def _write_rows(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes some columns of one block of rows."""
+    """Writes one tile to the pool: some columns of one block of rows."""
     tile = tl.program_id(0)
     of_range = ranges + 8 * tl.load(tiles + 2 * tile).to(tl.int64)
     place = tl.load(tiles + 2 * tile + 1)

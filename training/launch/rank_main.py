@@ -122,7 +122,7 @@ def run_elastic_rank(train: TrainRing, outcome_of: Callable[[Exception], RankOut
 
 
 class _Ring(State):
-    """The state that an elastic rank keeps when ranks join or leave: the outcome of a rank that has failed.
+    """What an elastic rank remembers when ranks join or leave: the failure of a rank, if one has failed.
 
     Horovod can save and restore such a state and broadcast it from rank 0. This class does not use these
     functions. Instead, every rank loads its state from the last checkpoint, because the table rows of a lost

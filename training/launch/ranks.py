@@ -42,7 +42,8 @@ from training.progress import Channel, Listener, RankOutcome, Report
 _POLL_S = 1.0
 _LOCAL = re.compile(r"local(\[[^],]*(,\s*(\d+)\s*)?\])?")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_CLUSTER_FAILURES = "4"  # Spark's default of spark.task.maxFailures; a local master ignores the setting
+# Spark's default of spark.task.maxFailures. A local master ignores this setting.
+_CLUSTER_FAILURES = "4"
 
 
 def is_local(spark: SparkSession) -> bool:
@@ -77,9 +78,10 @@ def ranks_to_start(spark: SparkSession, train: Train) -> int:
 def largest_number(spark: SparkSession, train: Train) -> int:
     """Returns `train.num_ranks`, or the number that `auto` stands for.
 
-    With a local master, `auto` is one rank, or one for each GPU of this machine. With another master, or if
-    the training is elastic, it is one rank for each task that Spark can run at the same time. If tasks need a
-    GPU, Spark runs one task for each GPU. The number is at most `num_shards`, and divides `num_shards`.
+    With a local master, `auto` means one rank for each GPU of this machine, but at least one rank. With
+    another master, or if the training is elastic, it means one rank for each task that Spark can run at the
+    same time. If tasks need a GPU, Spark runs one task for each GPU. The number is at most `num_shards`, and
+    divides `num_shards`.
     """
     if train.num_ranks != "auto":
         return train.num_ranks
@@ -336,8 +338,8 @@ def no_fork() -> Iterator[None]:
     """Prevents Horovod from forking the driver.
 
     Horovod would fork to import torch and to check for Gloo in the child process. This takes seconds. The
-    child process would also inherit the driver's sockets to the JVM, and would reset them when it ends. The
-    check is not needed: if Gloo is missing, the ranks end at once in hvd.init().
+    child process would also inherit the driver's sockets to the JVM. When it ends, these connections would be
+    reset. The check is not needed: if Gloo is missing, the ranks end at once in hvd.init().
     """
     originals = [module.gloo_built for module in _CHECK_GLOO]
     for module in _CHECK_GLOO:
@@ -402,8 +404,7 @@ def signals_end_ranks() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-# A training on one rank, which is the driver's process. So no process is started, and this process uses all
-# cores.
+# Trains on one rank in the driver's process. No other process is started, and this process uses all cores.
 
 _STEPS = logging.getLogger("nightrank.training.steps")
 

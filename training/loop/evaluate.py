@@ -48,11 +48,11 @@ def evaluate(
 # per rank, so that all ranges have about the same number of entries. Every entry is sent to the rank of its
 # range, which merges the entries that it receives. After that, ranks exchange only sums.
 #
-# So each of R ranks holds only its own rows and about 1/R of the distinct scores. All scores with the same
-# upper 16 bits in float32 are in the same range, so a range may have up to 2¹⁶ more distinct scores. An entry
-# takes 24 bytes, and each rank may send one entry per distinct score.
+# So each of R ranks holds only its own rows and about 1/R of the distinct scores. Scores whose float32 values
+# have the same upper 16 bits are always in the same range. So a range may have up to 2¹⁶ more distinct scores
+# than 1/R. An entry takes 24 bytes, and each rank may send one entry per distinct score.
 
-_CELLS = 2**16  # each cell contains 2¹⁶ neighbouring float32 values
+_CELLS = 2**16  # a cell contains all float32 values with the same upper 16 bits
 
 
 def summarize_over_ranks(

@@ -82,9 +82,9 @@ class Forward:
         collectives: the ranks' collectives. A loss that compares the items of a step uses them.
 
     Raises:
-        ConfigError: CUDA graphs were requested without a GPU; or the model is to be compiled or recorded, but
-            is not a ClickModel, or uses ids outside of table lookups; or the loss compares vectors, but the
-            model has none.
+        ConfigError: `train.cuda_graphs` is true without a GPU; `train.compile` or `train.cuda_graphs` is
+            true, but the model is not a ClickModel or uses ids outside of table lookups; or the loss compares
+            vectors, but the model has none.
     """
 
     def __init__(self, model: nn.Module, train: Train, collectives: Collectives = ALONE) -> None:

@@ -77,7 +77,8 @@ def keep_best(
 
     Returns:
         The entry `kept` of model.json: `step` and `epoch` (from 1) of the weights that are kept, the name of
-        the `metric` and its `value`, and the `best_step`. The last three are None if no step is chosen.
+        the `metric` and its `value`, and the `best_step`. `metric`, `value` and `best_step` are None if the
+        last step is always kept.
     """
     last = history[-1]
     if evaluate is None or not any("validation" in entry for entry in history):
@@ -282,7 +283,7 @@ class SaveCheckpoints(Callback):
             self._after_save()
 
     def _is_worth_saving(self, state: TrainingState, best_step: int | None) -> bool:
-        """Returns whether this step is the best so far, the training continues, and there is space."""
+        """Returns whether to save this step: it is the best so far, not the last, and there is space."""
         if best_step != state.step or state.stopped:
             return False
         problem = self._checkpoints.space_problem(state.trainer)

@@ -182,7 +182,7 @@ class LossCheck(Callback):
         """Returns the rows of a shard, as a range of rows of each file that contains some of them.
 
         Shards are consecutive ranges of the rows of all files, in manifest order. If the loader orders the
-        rows of a row group by user, the ranges are in that order.
+        rows of a row group by user, rows are counted in that order.
         """
         sizes = self._loader.plan.sizes
         first, last = sum(sizes[:shard]), sum(sizes[: shard + 1])

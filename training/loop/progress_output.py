@@ -118,7 +118,7 @@ class Meter(Callback):
         return is_due(state.step, self._every_steps) or state.step == state.total_steps
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
-        """Adds `loss`, `rows_per_s` and `loader_wait_share` to the entry, and the values of `Trainer.facts`.
+        """Adds loss, speed, waiting time, and the values that `Trainer.facts` returns, to the entry.
 
         Loss, speed and waiting time are computed over the steps since the previous entry.
         """

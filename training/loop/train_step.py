@@ -59,7 +59,7 @@ class Trainer:
 
     @property
     def looks_ahead(self) -> bool:
-        """Returns whether a step should get the next batch too. It should if ranks exchange table rows."""
+        """Returns whether `step` needs the next batch. It does if ranks exchange table rows."""
         return self._early.are_possible
 
     def step(
@@ -69,8 +69,8 @@ class Trainer:
 
         The rank computes while gradients are summed over ranks and rows are exchanged:
 
-        * As soon as a gradient is computed, the backward pass starts to sum it over ranks, or sends it to the
-          rank that holds the table rows.
+        * As soon as a dense gradient is computed, the backward pass starts to sum it over ranks. The gradient
+          of a table row is sent to the rank that holds the row.
         * The ids of the next batch are sent before the backward pass, and their vectors after the update of
           the rows.
 
@@ -162,7 +162,7 @@ class Trainer:
         return self._updates.state()
 
     def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
-        """Returns, for each tensor of `state` with one entry per table row, its row blocks on this rank."""
+        """Returns this rank's blocks of rows, for each tensor of `state` with one entry per table row."""
         weights = {f"model.{name}": name for name in self._tables}
         return {
             name: self._tables[table].blocks

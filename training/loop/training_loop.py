@@ -223,7 +223,7 @@ class Callback:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Returns whether an action that is due every `every` steps is due after this step; False for 0."""
+    """Returns whether `step` is a multiple of `every`; False if `every` is 0, which means never."""
     return every > 0 and step % every == 0
 
 
@@ -238,8 +238,8 @@ _FEW_WEIGHTS = 1024
 def threads_of_model(model: nn.Module) -> Iterator[None]:
     """Makes torch use one thread if the model has so few weights that more threads would not be faster.
 
-    The steps of such a model are shorter than the time in which threads wait for one another, and its loader
-    needs the other cores. benchmarks/run.py trains such a model.
+    In such a model, threads would wait for each other longer than they compute, and the loader needs the
+    other cores. benchmarks/run.py trains such a model.
     """
     tables = {id(table.weight) for table in tables_of(model).values()}
     weights = sum(weight.numel() for weight in model.parameters() if id(weight) not in tables)

@@ -95,9 +95,9 @@ def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
     This function imports the architecture, and so torch, to report wrong settings before any rank starts.
 
     Raises:
-        ConfigError: the architecture does not have the configured settings, or the loss cannot train a model;
-            or negatives are to be drawn although a feature depends on user and item; or `unknown_share` names
-            a feature without ids.
+        ConfigError: the architecture does not have the configured settings; the loss cannot train a model;
+            negatives are to be drawn although a feature depends on user and item; or `unknown_share` names a
+            feature without ids.
         DataError: a partition is missing or was replaced; or the train split has no rows, or all its rows
             have the same label.
     """
@@ -240,12 +240,12 @@ def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> T
 def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion: str) -> TrainPlan:
     """Creates the plan of a champion's refit, on the dataset on which the champion was trained.
 
-    The refit has the settings and the initial weights of the champion's training: the same random weights, or
-    the same parent. An epoch uses each row of the champion's training, the validation split and the test
-    split once. Days on which the parent was trained are left out, as in every warm start. The champion may
-    have the weights of a step before its last planned step, because its training ended early or because an
-    earlier step was better (`train.keep`). The refit then ends after the same share of its own steps, rounded
-    up. The refit is not measured, because no rows are left to measure it with.
+    The refit has the settings of the champion's training, and starts from the same weights: the same random
+    weights, or those of the same parent. An epoch uses each row of the champion's training, the validation
+    split and the test split once. Days on which the parent was trained are left out, as in every warm start.
+    The champion may have the weights of a step before its last planned step, because its training ended early
+    or because an earlier step was better (`train.keep`). The refit then ends after the same share of its own
+    steps, rounded up. The refit is not measured, because no rows are left to measure it with.
 
     Args:
         config: the configuration.
@@ -291,7 +291,7 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
 
 
 def _last_step(steps: int, plan: TrainPlan, refit: TrainPlan) -> int | None:
-    """Returns the refit's last step; None if the champion has the weights of the last step of its epochs.
+    """Returns the refit's last step; None if the champion's weights are those of its last planned step.
 
     Args:
         steps: number of steps after which the champion's training had its weights.
@@ -305,7 +305,7 @@ def _last_step(steps: int, plan: TrainPlan, refit: TrainPlan) -> int | None:
 
 # The plan of a training whose rows are in memory, without a dataset of a lake.
 
-# The name of the models. A lake has one folder of models for each name.
+# The name under which the models are stored. A lake has one folder of models for each name.
 NAME = "frame"
 _NO_CHECKPOINTS = 2**31 - 1
 

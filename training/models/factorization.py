@@ -35,7 +35,7 @@ _LOOPED_ITEMS = 16
 
 
 class Side(Enum):
-    """The inputs on which a value in a model depends: the user, the item, or both (PAIR).
+    """Says which inputs a value in a model depends on: the user's, the item's, or both (PAIR).
 
     Context features are inputs of the side ITEM.
     """
@@ -134,7 +134,7 @@ class Factorizable(Protocol):
     """A model that can be factorized."""
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> Factorization:
-        """Returns the factorization. The results of `side_part`, and products per pair, are in `dtype`."""
+        """Returns the factorization. `side_part` and products per pair are computed in `dtype`."""
         ...
 
 
@@ -271,7 +271,10 @@ class FactorizedMLP:
         return self.after_first(first, num_users, num_items)
 
     def after_first(self, flat: Tensor, num_users: int, num_items: int) -> Tensor:
-        """Computes the output from the first layer's sums `flat` (U * I, H). May overwrite `flat`."""
+        """Computes the output from `flat` (U * I, H), the first layer's sums before its activation.
+
+        May overwrite `flat`.
+        """
         if self._ends_first:
             return flat.view(num_users, num_items)
         flat = _activate(flat, self._slopes[0])
@@ -301,7 +304,7 @@ def _activate(values: Tensor, slopes: Tensor | None) -> Tensor:
 
 
 def vector_products(users: Tensor, items: Tensor) -> Tensor:
-    """Returns dot products (U, I, Q * P) of each vector of an item and each vector of a user.
+    """Returns the dot products of all vectors of each item with all vectors of each user, (U, I, Q * P).
 
     Each user has P vectors, and each item has Q. In the last dimension of the result, the index of the user's
     vector changes fastest.

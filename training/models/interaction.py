@@ -9,9 +9,10 @@ dot products below its diagonal, and zeros elsewhere. ∂v_0 also includes the g
 `out`.
 
 In float32 on a CPU, a compiled function computes one row at a time (training/native/interaction.cpp). A GPU
-uses a kernel (training/kernels/). Otherwise, torch computes one tile (some rows of the batch) at a time. The
-tile's vectors and their dot products stay in a core's cache. The backward pass copies the vectors of the tile
-again. Operations over complete batches would write V (B, F, E) to memory and read it several times.
+uses a kernel (training/kernels/). In all other cases, torch computes one tile (some rows of the batch) at a
+time. The tile's vectors and their dot products stay in a core's cache. The backward pass copies the vectors
+of the tile again. Operations over complete batches would write V (B, F, E) to memory and read it several
+times.
 
 Notation: B rows, C embeddings per row, E numbers per embedding, F vectors per row: C, plus one if there is a
 bottom MLP.
@@ -259,7 +260,7 @@ class _CompiledBatch(ctypes.Structure):
 
 
 def compiled_interaction(bottom: Tensor, embedded: Tensor, instructions: int = BEST) -> Tensor:
-    """Returns `bottom` and the dot products of all pairs of vectors, (B, E + P); (B, P) without a bottom MLP.
+    """Returns `bottom`, if there is a bottom MLP, followed by the dot products of all pairs of vectors.
 
     Args:
         bottom: (B, E), or (B, 0) if there is no bottom MLP.

@@ -95,7 +95,7 @@ class LengthGroups:
             is_item: (S, `longest`) bool, whether a place has an item.
             first_rows: (S,), the first row of each sequence in the batch; None outside of training.
             encode: returns one vector for each sequence, from `vectors`, `is_item`, `first_rows` and `ages`.
-            ages: (S, at least `longest`), the id of the age of each item; None if they are not read.
+            ages: (S, at least `longest`), the id of the age of each item; None if the model reads no ages.
 
         Returns:
             (S, E), in the order of the sequences.
@@ -283,8 +283,7 @@ class SequenceNoise(RandomSequenceLayer):
 
         Args:
             like: (S, K), a tensor of the same shape, on the same device.
-            first_rows: (S,) ascending, the first row of each sequence in the batch; None if they are not
-                trained.
+            first_rows: (S,) ascending, the first row of each sequence in the batch; None outside of training.
         """
         noise = torch.zeros(like.shape, device=like.device)
         if first_rows is not None and self._draws(first_rows):

@@ -71,7 +71,7 @@ class SequenceModel(HistoryModel, ABC):
         Args:
             histories: (S, L) ids or, if the model reads ages, (S, 2 L): the ids of the items, then the ids of
                 their ages.
-            first_rows: (S,), the first row of each history in the batch; None if they are not trained.
+            first_rows: (S,), the first row of each history in the batch; None outside of training.
         """
 
     def encode_by_length(
@@ -130,7 +130,7 @@ class SequenceModel(HistoryModel, ABC):
     def _side(self, dense: Tensor, categorical: Tensor, side: int) -> Tensor:
         """Returns the sum of the vectors of the features of one side, (B, E), without the history.
 
-        If the side's only feature has one id per row, vectors of other features are not looked up.
+        If the side has only one feature, and this feature has one id per row, only its vectors are looked up.
         """
         features = self._ids_of_sides[side]
         if not dense.shape[1] and len(features) == 1 and features[0] < self._num_single:
@@ -167,7 +167,7 @@ def sequence_layout(
 
 
 class FactorizedSequenceModel:
-    """The factorization: vectors of users (R, E), and vectors of items (R, E) with their biases (R,).
+    """The factorization. Users have vectors (R, E). Items have vectors (R, E) and biases (R,).
 
     All of them are float32.
     """

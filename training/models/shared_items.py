@@ -129,7 +129,7 @@ class SharedItems:
         return logits
 
     def _block_of(self, users: Part) -> UserBlock:
-        """Returns the terms that the users of a block add to the first layers, and the users' matrices."""
+        """Returns the values that depend on the users of a block; see `UserBlock`."""
         share, vectors = users[0], users[1]
         if self._equal:
             same = self._items[1][0, self._equal]  # (columns, E)

@@ -121,7 +121,7 @@ _FIRST = 16
 
 @dataclass
 class _Bucket:
-    """Consecutive parameters, and their part of the buffer.
+    """A bucket: consecutive parameters, and the part of the buffer that has their gradients.
 
     Attributes:
         parameters: the parameters, in their order.
@@ -143,8 +143,9 @@ class DenseGradient:
         parameters: the parameters. Their gradients are in the buffer in this order.
         device: the device of the model.
         collectives: the ranks' collectives.
-        bucket_bytes: the minimum size of a bucket. Later buckets may be smaller: they have half of the
-            remaining bytes, but at least a quarter of this number. The last bucket may have any size.
+        bucket_bytes: the minimum size of a bucket. If less than twice this size remains, a bucket may have
+            half of the remaining bytes, but at least a quarter of this size. The last bucket may have any
+            size.
     """
 
     def __init__(
@@ -214,8 +215,8 @@ class DenseGradient:
             loss: this rank's part of the loss, a scalar.
 
         Returns:
-            A function that waits for the sums over ranks, and returns them: the gradients (P,), zeros for a
-            parameter on which the loss does not depend; and the loss, a scalar. The function may be called
+            A function that waits for the sums over ranks. It returns the gradients (P,), which are zero for a
+            parameter on which the loss does not depend, and the loss, a scalar. The function may be called
             several times. The next step overwrites both results.
         """
         self._buffer[0] = loss

@@ -186,7 +186,7 @@ class Adam:
     def step(self, gradient: Tensor, rate: float) -> None:
         """Updates the parameters.
 
-        `gradient` (size,) contains the gradients of the parameters, one after the other.
+        `gradient` (size,) contains the concatenated gradients of the parameters.
         """
         self.steps += 1
         if not self._flat:
@@ -263,7 +263,7 @@ class FtrlDense:
     def step(self, gradient: Tensor) -> None:
         """Updates the parameters.
 
-        `gradient` (size,) contains the gradients of the parameters, one after the other.
+        `gradient` (size,) contains the concatenated gradients of the parameters.
         """
         weight = torch.cat([parameter.flatten() for parameter in self._parameters])
         weight, self.z[:], self.n[:] = _ftrl_step(weight, self.z, self.n, gradient, self.settings)
@@ -428,7 +428,7 @@ class LazyAdam:
         self.table.add_to_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
 
     def compiled_change(self, gradient: SummedRowGradient, rate: float, instructions: int = BEST) -> Tensor:
-        """Updates the moments of the rows, and returns the change (N, E) of their weights, by compiled code.
+        """Updates the moments of the rows in compiled code, and returns the change (N, E) of their weights.
 
         Args:
             gradient: the gradient of N rows.
@@ -531,7 +531,7 @@ class LookupOptimizer(RowOptimizer, Protocol):
     """A row optimizer that can use the update kernel. The kernel also sums the gradients of a row."""
 
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
-        """Does one step, as `step` does, for a table that uses Triton kernels."""
+        """Does the same as `step`, for a table that uses Triton kernels."""
         ...
 
 

@@ -74,7 +74,7 @@ class BlendRecord:
         return digest_of(asdict(self))
 
     def to_facts(self) -> dict[str, Any]:
-        """Returns the values that the manifest of the lists and the report show."""
+        """Returns the values of this record that appear in the manifest of the lists and in the report."""
         names = ("run_date", "k", "users", "chosen", "contenders", "weights")
         return {"sources": list(self.sources), **{name: getattr(self, name) for name in names}}
 

@@ -132,7 +132,7 @@ def decided_weights(lake: LakePaths, name: str, until: str, version: str) -> tup
     Args:
         lake: the lake.
         name: the name of the configuration.
-        until: decisions of later run dates are ignored.
+        until: the last run date whose decision is read.
         version: the version of the model.
     """
     for date, decision in reversed(read_decisions(lake, name, until)):
@@ -171,11 +171,11 @@ def write_overrides(lake: LakePaths, name: str, run_date: str, overrides: Sequen
 
 
 def dates_of(lake: LakePaths, name: str, kind: str) -> list[str]:
-    """Returns the run dates that have a file in the model's folder `kind`, in ascending order."""
+    """Returns the run dates of the files in the folder `models/<name>/<kind>`, in ascending order."""
     files = file_io.list_files(f"{lake.models(name)}/{kind}")
     return sorted(match[1] for info in files if (match := re.fullmatch(r"dt=(.+)\.json", info.base_name)))
 
 
 def dated_path(lake: LakePaths, name: str, kind: str, run_date: str) -> str:
-    """Returns the path of a run date's file in the model's folder `kind`."""
+    """Returns the path of a run date's file in the folder `models/<name>/<kind>`."""
     return f"{lake.models(name)}/{kind}/dt={run_date}.json"

@@ -359,7 +359,7 @@ _NAMESPACE = uuid.UUID("6f1d1f0e-52f4-4c5b-9a1f-0d1f6d0c7a11")
 def _model_file(lake: LakePaths, description: Mapping[str, Any], raw_types: Mapping[str, str]) -> str:
     """Returns the text of `MLmodel`. It is the same for the same model and the same release of MLflow.
 
-    The signature has the raw columns that the features are computed from. Numbers and lists have the type
+    The signature lists the raw columns from which the features are computed. Numbers and lists have the type
     `any`, because MLflow would refuse integers with nulls. The model checks the values.
 
     The text is written without MLflow's classes, whose import takes seconds.

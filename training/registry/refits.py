@@ -155,7 +155,7 @@ def require_recorded_weights(
     Args:
         lake: the lake.
         name: the name of the configuration.
-        until: records of later run dates are ignored.
+        until: the last run date whose records are read.
         path: the folder of the model.
         description: its model.json.
 

@@ -229,8 +229,8 @@ def outcome_of(
 ) -> TrainingOutcome:
     """Returns the outcome of a training from its model.json, or from the record of a pruned training.
 
-    A complete model whose training `rule` would have pruned counts as a pruned trial. So the result of a
-    search does not depend on the trainings of other comparisons.
+    If `rule` would have pruned the training of a complete model, the model counts as a pruned trial. So the
+    result of a search does not depend on the trainings of other comparisons.
 
     Args:
         description: the file's content. The record of a pruned training has no metrics.

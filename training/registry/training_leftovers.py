@@ -52,7 +52,7 @@ def delete_training_leftovers(lake: LakePaths, name: str, grace_hours: float) ->
 
 
 def is_older(info: fs.FileInfo, limit: float) -> bool:
-    """Returns whether a file was last changed before `limit`, in seconds since 1970."""
+    """Returns whether a file's last change was before the time `limit`, which is in seconds since 1970."""
     return info.mtime is not None and info.mtime.timestamp() < limit
 
 

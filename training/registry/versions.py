@@ -165,7 +165,7 @@ def _parsed_version(values: Mapping[str, Any]) -> str:
 
 
 def champion_as_of(lake: LakePaths, name: str, run_date: str, *, before: bool = False) -> str | None:
-    """Returns the champion at the end of a run, or at its start if `before`; None if no model is champion."""
+    """Returns the champion at the end of a run, or with `before` at its start; None if there is none."""
     return champion_state_as_of(lake, name, run_date, before=before).champion
 
 

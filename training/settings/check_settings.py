@@ -157,7 +157,7 @@ def _find(architecture: str) -> Plugin:
     return plugin
 
 
-# The check of features for `train.negatives`, without torch.
+# Checks whether the features fit `train.negatives`, without torch.
 
 
 def require_no_pair_features(names: Sequence[str]) -> None:
@@ -175,7 +175,7 @@ def require_no_pair_features(names: Sequence[str]) -> None:
         )
 
 
-# The check of features for `train.unknown_share`, without torch.
+# Checks whether the features fit `train.unknown_share`, without torch.
 
 
 def require_oov_ids(names: Collection[str], features: Sequence[str]) -> None:
