@@ -262,8 +262,8 @@ class Checkpoints:
             if step is None:
                 break
             text = self._folder.index_text(step)
-            # If the index has no text, another attempt has just deleted it. An attempt does that only when
-            # there is a newer checkpoint or a published model, so look again.
+            # If the index does not exist any more, another attempt has just deleted it. An attempt does that
+            # only when there is a newer checkpoint or a published model, so look again.
             newest = None if text is None else (step, text)
         of_rank_0 = gather_json(self._collectives, newest)[0]
         return None if of_rank_0 is None else (int(of_rank_0[0]), str(of_rank_0[1]))
@@ -495,7 +495,7 @@ class CheckpointWriter:
                 self._publish()
         except NightrankError as error:
             self._error = error
-        except Exception as error:  # `wait` reports it: an error that leaves a thread is lost
+        except Exception as error:  # stored for `wait`, because nobody sees an error that ends a thread
             self._error = InfrastructureError(
                 f"checkpoint of step {self._contents.step} failed: {type(error).__name__}: {error}",
                 "check disk space and permissions, then rerun to resume from the previous checkpoint",

@@ -30,8 +30,8 @@ from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns
 from training.native.library import address, library, required_library
 
-# A draw is repeated if the user chose the drawn item, at most this number of times. If all draws return such
-# items, the negative gets weight zero.
+# Largest number of draws for a negative. If the user chose the drawn item, another item is drawn. If all
+# draws return such items, the negative gets weight zero.
 _ATTEMPTS = 8
 # `ChosenPairs` has at least this number of flags for each pair, but at most 2 ** _MOST_FLAG_BITS flags in
 # total.

@@ -201,8 +201,7 @@ def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
 # on average in the same batch as (BLOCK_ROWS - 1) / n other rows of its block.
 #
 # If users are shuffled instead of rows, the rows of a row group are ordered by user, and the third shuffle
-# moves blocks of rows instead of rows. So the rows of a user stay next to each other, and most of them are in
-# the same batch.
+# moves blocks of rows instead of rows. So rows of a user stay next to each other in a batch.
 
 BLOCK_ROWS = 32
 

@@ -406,7 +406,8 @@ class BatchRows:
         self._early: RowsOfBatch | None = None
 
     def of_batch(self, ids: Tensor, *, padded: bool, trains: bool) -> RowsOfBatch:
-        """Returns the rows that ids (B, W) read. A training step gets the rows that were requested early.
+        """Returns the rows to which ids (B, W) refer. A training step gets the rows that were requested
+        early.
 
         Args:
             ids: the ids.
@@ -420,7 +421,7 @@ class BatchRows:
         return self._of_batch(ids, "exchange", padded=padded)
 
     def of_feature(self, ids: Tensor, feature: int) -> RowsOfBatch:
-        """Returns the rows that N ids of one feature read."""
+        """Returns the rows to which N ids of one feature refer."""
         return self._requested(ids, self._keys(ids.long(), self._router.features[feature]), None, "exchange")
 
     def request(self, ids: Tensor, *, padded: bool) -> None:

@@ -209,7 +209,7 @@ class StackedEmbedding(HeldRows):
         return table.index_select(0, positions).float()
 
     def send_early(self, name: str) -> None:
-        """Makes the backward pass send gradients at once. `name` must be the table's name on all ranks."""
+        """Makes the backward pass send gradients. `name` is the table's name, which all ranks must share."""
         self.batch_rows.name = self._pending.name = name
 
     def has_only_looked_up(self, ids: Tensor) -> bool:

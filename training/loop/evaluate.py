@@ -18,7 +18,7 @@ from training.data.prefetch import Prefetch
 from training.loop.training_loop import Callback, TrainingState, is_due, threads_of_model
 
 
-@torch.no_grad()  # not inference_mode, because Horovod resizes tensors in a thread
+@torch.no_grad()  # not inference_mode: Horovod resizes its outputs in another thread
 def evaluate(
     model: nn.Module, loader: Loader, collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def evaluate(
 # range, which merges the entries that it receives. After that, ranks exchange only sums.
 #
 # So each of R ranks holds only its own rows and about 1/R of the distinct scores. Scores whose float32 values
-# have the same upper 16 bits are always in the same range. So a range may have up to 2¹⁶ more distinct scores
-# than 1/R. An entry takes 24 bytes, and each rank may send one entry per distinct score.
+# have the same upper 16 bits are always in the same range. So a range may have up to 2¹⁶ distinct scores more
+# than that. An entry takes 24 bytes, and each rank may send one entry per distinct score.
 
 _CELLS = 2**16  # a cell contains all float32 values with the same upper 16 bits
 

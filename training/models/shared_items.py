@@ -184,8 +184,8 @@ class SharedItems:
 def _distinct(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the distinct rows of vectors (I, E), and for each row the number of its value, (I,).
 
-    Comparing rows is slow, so the function compares one number per row: the sum of its elements, multiplied
-    by random weights. If two different rows have the same sum, which is unlikely, all rows count as distinct.
+    To save time, the function compares only one number per row: the sum of the row's elements, multiplied by
+    random weights. If two different rows have the same sum, which is unlikely, all rows count as distinct.
     """
     draw = torch.Generator().manual_seed(0)
     weights = torch.rand(vectors.shape[1], generator=draw, dtype=torch.float64)
