@@ -15,7 +15,8 @@ from torch import Tensor
 from conf import errors
 from conf.errors import NightrankError
 
-# A function that waits for the result of `start_all_to_all`, and returns the result.
+# `start_all_to_all` returns such a function. It waits for the exchange, and returns what `all_to_all`
+# returns.
 ReceivedRows = Callable[[], tuple[Tensor, list[int]]]
 
 

@@ -10,7 +10,7 @@ import torch
 
 from conf.errors import ConfigError
 
-# The choice of the device on which a process trains or scores.
+# Chooses the device on which a process trains or scores.
 
 
 def choose_device(
@@ -41,7 +41,7 @@ def choose_device(
     return torch.device("cuda", index)
 
 
-# Mixed precision: a context in which matrix products are computed in a 16-bit dtype.
+# Mixed precision computes matrix products in a 16-bit dtype.
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 

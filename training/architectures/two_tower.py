@@ -121,5 +121,6 @@ def _layer(width_in: int, width_out: int) -> nn.Linear:
     """Returns a layer as `layers.linear` does. The layer of a tower without features has only biases."""
     if width_in:
         return linear(width_in, width_out)
-    with warnings.catch_warnings(action="ignore"):  # torch warns that there is no weight to initialise
+    # Without inputs, there are no weights to initialise, and torch would warn about that.
+    with warnings.catch_warnings(action="ignore"):
         return nn.Linear(0, width_out)

@@ -93,7 +93,7 @@ def overlap(target: RowBlock, source: RowBlock) -> Overlap | None:
     common_step = target.step // divisor * source.step
     modulus = source.step // divisor
     steps = distance // divisor * pow(target.step // divisor, -1, modulus) % modulus
-    first = target.first + target.step * steps  # one common row; the next line finds the first one
+    first = target.first + target.step * steps  # one of the common rows; the next lines find the first one
     lowest = max(target.first, source.first)
     first += -(-max(lowest - first, 0) // common_step) * common_step
     last = min(block.first + block.step * (block.rows - 1) for block in (target, source))

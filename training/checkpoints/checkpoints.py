@@ -197,7 +197,7 @@ class Checkpoints:
         """
         damaged: dict[int, str] = {}
         position: Position | None = None
-        changed = False  # True if a checkpoint was deleted while it was being loaded
+        changed = False  # whether another attempt deleted a checkpoint during its load
         while position is None and (newest := self._newest_except(damaged)) is not None:
             step, text = newest
             raise_on_all_ranks(self._collectives, self._version_error(step, text))

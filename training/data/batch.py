@@ -18,7 +18,7 @@ from torch import Tensor
 from training.collectives import Collectives
 from training.models.click_model import Bags
 
-# Buffer pools: the memory of batches. A pool is filled completely, sliced into batches, and then reused.
+# Buffer pools contain the rows of batches. A pool is filled completely, sliced into batches, and then reused.
 
 
 @dataclass(frozen=True)

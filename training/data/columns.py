@@ -107,7 +107,8 @@ def read_columns(
             f"{_name(group)} has {sorted(rows)} rows, but its manifest says {group.rows}", _REBUILD
         )
     for name, dtype in wanted.items():
-        if columns[name].dtype != dtype:  # Arrow converts integer columns with nulls to float64
+        # An integer column with nulls has the wrong dtype too, because Arrow converts it to float64.
+        if columns[name].dtype != dtype:
             raise DataError(
                 f"{path}: column {name} was read as {columns[name].dtype}, but must be {dtype}: it has "
                 "another type or contains nulls",

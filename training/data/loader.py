@@ -361,7 +361,7 @@ class Loader:
                 group.file.path,
             )
             self._warned_cut.add(name)
-        if columns.weight is not None:  # weights become the last dense column of a pool
+        if columns.weight is not None:  # a pool stores the weights as its last dense column
             columns = replace(columns, dense=[*columns.dense, columns.weight])
         if self._key_columns:
             columns = replace(columns, categorical=[*columns.categorical, read_row_keys(group)])

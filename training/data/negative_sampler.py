@@ -313,7 +313,8 @@ def _probabilities(catalogue: ItemCatalogue, popularity: float) -> tuple[Tensor,
     starts = catalogue.starts.tolist()
     for index, (start, stop) in enumerate(pairwise(starts)):
         weights = catalogue.clicks[start:stop].double() ** popularity
-        if float(weights.sum()) == 0:  # no items are drawn for a day without positive rows
+        # On a day without positive rows, no items are drawn. So any weights will do.
+        if float(weights.sum()) == 0:
             weights = torch.ones_like(weights)
         share = weights / weights.sum()
         shares.append(share)

@@ -147,7 +147,7 @@ def in_threads(
             result = [next(worker, _END)]
             if result[0] is _END:
                 return
-            yield result.pop()  # pop leaves no reference to the result here
+            yield result.pop()  # pop, so that this list does not keep the result in memory
 
 
 class _Dealer(Generic[Item]):

@@ -73,7 +73,7 @@ class _Pool(DummyPool):
 
     def __init__(self, row_groups: int) -> None:
         super().__init__()
-        self.workers_count = row_groups  # the length of the queue is at least this number
+        self.workers_count = row_groups  # Petastorm makes the queue at least this long
 
     def start(self, worker_class: type, worker_args: Any = None, ventilator: Any = None) -> None:
         """Fills the queue."""

@@ -105,7 +105,7 @@ def staging_folder(below: str | None) -> Iterator[Path]:
 
 def _delete_unlocked_folders(parent: Path) -> None:
     for folder in parent.iterdir():
-        with suppress(OSError):  # this is not a staging folder, or a process uses it
+        with suppress(OSError):  # no staging folder, or a folder that a process uses
             file = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -187,11 +187,11 @@ class HeldRows(nn.Module):
         )
 
 
-# Storage of a table's numbers in 32 bits, or in 16 bits with stochastic rounding of updates.
+# Tables store numbers in 32 bits, or in 16 bits with stochastic rounding of updates.
 #
 # Rounding to the nearest 16-bit number would lose every update that is smaller than half the distance between
 # two neighbouring 16-bit numbers. Stochastic rounding rounds up with a probability proportional to the
-# remainder (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision", ICML, section 3.1), so the
+# remainder (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision", ICML, section 3.1). So the
 # expected value of the rounded number is the number itself.
 
 DTYPES: dict[EmbeddingStorage, torch.dtype] = {

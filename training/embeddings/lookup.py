@@ -406,8 +406,7 @@ class BatchRows:
         self._early: RowsOfBatch | None = None
 
     def of_batch(self, ids: Tensor, *, padded: bool, trains: bool) -> RowsOfBatch:
-        """Returns the rows to which ids (B, W) refer. A training step gets the rows that were requested
-        early.
+        """Returns the rows to which ids (B, W) refer. Training steps use the rows that were requested early.
 
         Args:
             ids: the ids.

@@ -280,7 +280,7 @@ class Placement:
             elif feature.kind == "row_wise":
                 if first < rows:
                     yield index, first, self.ranks, -(-(rows - first) // self.ranks)
-            elif feature.kind != "replicated":  # replicated rows were yielded above
+            elif feature.kind != "replicated":  # the first loop has yielded the replicated rows
                 assert_never(feature.kind)
 
 
@@ -290,7 +290,8 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
     return Placement(tuple(cardinalities), features, ranks)
 
 
-# Decides which table rows are in the memory of a device, and which in host memory: a pure function.
+# Decides which table rows are in the memory of a device, and which are in host memory. The decision is a pure
+# function of its inputs.
 #
 # The rows of a feature are in the order of their ids, and ids are ordered by frequency. So the first rows of
 # each feature are hot: they are on the device of the rank that holds them. Each rank may hold a limited

@@ -187,7 +187,7 @@ class LookupGradient:
 RowGradient = SummedRowGradient | LookupGradient
 
 
-# Table rows in two memories: the frequent rows on the device, the others in host memory.
+# Table rows in two memories: frequent rows are on the device, and all other rows are in host memory.
 #
 # The rows in host memory are never copied to the device as a whole. If Triton's kernels are used, they read
 # and write single rows through the address of the host memory, which is pinned. Otherwise the CPU reads and

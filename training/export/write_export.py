@@ -538,7 +538,7 @@ def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
     quantize_dynamic(
         program,
         target,
-        op_types_to_quantize=["MatMul"],  # this includes Gemm nodes, which the tool converts to MatMul
+        op_types_to_quantize=["MatMul"],  # Gemm nodes too: the tool converts them to MatMul
         per_channel=True,
         weight_type=QuantType.QInt8,
         use_external_data_format=separate_weights,

@@ -173,7 +173,8 @@ def _train_in_ring(
         raise HorovodInternalError("this rank failed") from error
 
 
-# The GPU on which a rank trains: the GPU of its Spark task, or else the GPU whose index is the local rank.
+# Chooses the GPU on which a rank trains: the GPU of its Spark task or, if Spark does not manage GPUs, the GPU
+# whose index is the local rank.
 
 
 def device_of_rank(train: Train) -> torch.device:

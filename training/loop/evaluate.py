@@ -42,7 +42,7 @@ def evaluate(
     return summarize_over_ranks(torch.cat(labels), torch.cat(probabilities), collectives)
 
 
-# Exact metrics over the rows of all ranks, although no rank holds all rows.
+# Computes exact metrics over the rows of all ranks, although no rank holds all rows.
 #
 # Each rank counts its rows by distinct score, with one entry per score. The scores are divided into one range
 # per rank, so that all ranges have about the same number of entries. Every entry is sent to the rank of its

@@ -243,7 +243,8 @@ def _is_compiler_error(error: RuntimeError) -> bool:
     return isinstance(error, TorchDynamoException)
 
 
-# Dot products of users and drawn items. On a CPU, compiled code computes them (native/sampled_products.cpp).
+# Dot products of user vectors with the vectors of drawn items. On a CPU, compiled code computes them
+# (native/sampled_products.cpp).
 #
 # Notation: P users, G items of each user, I different items, E numbers per vector.
 

@@ -212,7 +212,7 @@ def _find_files(
     )
 
 
-# The plan of one training of a comparison.
+# Plans one training of a comparison.
 
 
 def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
@@ -303,7 +303,7 @@ def _last_step(steps: int, plan: TrainPlan, refit: TrainPlan) -> int | None:
     return -(-steps * refit.steps_per_epoch // plan.steps_per_epoch)
 
 
-# The plan of a training whose rows are in memory, without a dataset of a lake.
+# Plans a training whose rows are in memory, without a dataset of a lake.
 
 # The name under which the models are stored. A lake has one folder of models for each name.
 NAME = "frame"

@@ -5,8 +5,7 @@ A model that can be factorized has a method
     factorize(sides: FeatureSides, dtype: torch.dtype) -> Factorization
 
 This method copies weights, so call it after the weights are loaded. Several models use `FactorizedMLP`, an
-MLP whose first layer is computed as a sum of three terms: one of the user, one of the item, and one of the
-pair.
+MLP whose first layer is computed as a sum of three terms. They depend on the user, the item, and the pair.
 
 A side means either the users or the items. Context features are on the side of the items.
 
@@ -315,7 +314,7 @@ def vector_products(users: Tensor, items: Tensor) -> Tensor:
     """
     num_users, user_vectors, dim = users.shape
     lists, num_items, item_vectors, _ = items.shape
-    if lists == 1:  # one matrix product for all users
+    if lists == 1:  # all users have the same list, so one matrix product is enough
         flat = items.reshape(num_items * item_vectors, dim) @ users.reshape(num_users * user_vectors, dim).t()
         products = flat.view(num_items, item_vectors, num_users, user_vectors).permute(2, 0, 1, 3)
         return products.reshape(num_users, num_items, item_vectors * user_vectors)  # from (U, I, Q, P)

@@ -153,7 +153,7 @@ class HistoryModel(nn.Module):
             (S, P, E) float32, zeros at padding, and (S, P) bool, whether a place has an item.
         """
         is_item = histories != PAD_ID
-        if torch.compiler.is_exporting():  # the shapes of tensors must not depend on ids
+        if torch.compiler.is_exporting():  # in an exported program, no shape may depend on ids
             vectors = self.embedding.feature_vectors(histories.flatten(), self.layout.item)
             return vectors.view(*histories.shape, -1) * is_item.unsqueeze(2), is_item
         places = is_item.flatten().nonzero().squeeze(1)

@@ -62,8 +62,9 @@ def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[
     Returns:
         USER, ITEM: v_0 if it belongs to this side, then the dot products within the side, in the order of
             `PairDots`.
-        PAIR: the dot products of each item vector with all user vectors; then, if v_0 has the side PAIR,
-            v_0, its dot products with user vectors, and its dot products with item vectors.
+        PAIR: first the dot products of each item vector with all user vectors. If v_0 has the side PAIR,
+            these columns follow: v_0, its dot products with user vectors, and its dot products with item
+            vectors.
     """
 
     def dot(left: int, right: int) -> int:

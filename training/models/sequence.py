@@ -36,7 +36,7 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
     Returns:
         (S,) int64, the first row of each group, and (B,) int64, the group of each row.
     """
-    if torch.compiler.is_exporting():  # shapes must not depend on ids, so each row is a group
+    if torch.compiler.is_exporting():  # no shape may depend on ids, so each row is a group of its own
         rows = torch.arange(sequences.shape[0], device=sequences.device)
         return rows, rows
     begins = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
@@ -70,7 +70,7 @@ class LengthGroups:
     def of(cls, sequences: Tensor) -> LengthGroups:
         """Groups sequences (S, L) by length: at most L / 8, L / 4, L / 2 and L places."""
         count, places = sequences.shape
-        if torch.compiler.is_exporting():  # no shape may depend on ids
+        if torch.compiler.is_exporting():  # in an exported program, no shape may depend on ids
             return cls(None, ((places, count),), places)
         limits = sorted({max(-(-places // share), 1) for share in (8, 4, 2, 1)})
         lengths = (sequences != PAD_ID).sum(dim=1)
@@ -171,7 +171,7 @@ class Timelines:
         is_item = sequences != PAD_ID
         lengths = is_item.sum(dim=1)
         adds_one = (sequences[1:, 1:] == sequences[:-1, :-1]).all(dim=1) & is_item[1:, 0]
-        added = lengths.clone()  # (S,), the items that a sequence adds
+        added = lengths.clone()  # (S,), how many items a sequence adds to its timeline
         added[1:] = torch.where(adds_one & ~begins[1:], 1, lengths[1:])
         ends = added.cumsum(0)
         first_number = begins.nonzero().squeeze(1)  # (K,)

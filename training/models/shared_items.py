@@ -65,7 +65,7 @@ class SharedItems:
         if bottom is not None:
             itself, of_users, of_items = weights[dots:].split([dim, user_vectors, number])
             self._bottom_weights, self._bottom_users = itself, of_users
-            # The matrix of each item by which the bottom MLP's output is multiplied: (I, E, H).
+            # For each item, the matrix by which the bottom MLP's output is multiplied, (I, E, H).
             self._bottom_items = torch.einsum("qh,iqe->ieh", of_items, vectors).contiguous()
         self._compiled_logits = self._compiled()
 
@@ -96,8 +96,8 @@ class SharedItems:
                 start += len(values)
             else:
                 self._many.append(column)
-        self._numbers = torch.stack(numbers, 1) if numbers else None  # (I, features with few values)
-        # The elements of all vectors with many values, (I, vectors · E).
+        self._numbers = torch.stack(numbers, 1) if numbers else None  # (I, item vectors with few values)
+        # The elements of the item vectors with many values, concatenated: (I, vectors * E).
         self._values = vectors[:, self._many].flatten(1) if self._many else None
 
     def _compiled(self) -> PairLogits | None:

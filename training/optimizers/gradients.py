@@ -177,7 +177,7 @@ class DenseGradient:
             if (end - start) * self._buffer.element_size() >= enough:
                 buckets.append(_Bucket(parameters, self._buffer[start:end]))
                 parameters, end = [], start
-        # The loss and the first parameters, whose gradients are computed last.
+        # The last bucket has the loss, and the first parameters, whose gradients are computed last.
         return [*buckets, _Bucket(parameters, self._buffer[:end])]
 
     @contextmanager

@@ -180,7 +180,7 @@ class Adam:
         self.mean = torch.zeros(sum(self._sizes), device=device)
         self.square = torch.zeros(sum(self._sizes), device=device)
         self.steps = torch.zeros((), dtype=torch.int64)
-        self._kernel_steps = torch.zeros((), device=device)  # the fused kernel reads float32
+        self._kernel_steps = torch.zeros((), device=device)  # `steps` as float32, for the fused kernel
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
@@ -284,7 +284,7 @@ def _ftrl_step(
     return -shrunk / curvature, new_z, new_n
 
 
-# L2 regularization: the gradient of ½ · l2 · Σ weight², added to the gradients of a step.
+# L2 regularization adds the gradient of ½ · l2 · Σ weight² to the gradients of a step.
 #
 # As in BPR (Rendle et al. 2009, UAI, section 4), the vectors that a step uses are regularized, not the whole
 # table. A row is used if its gradient, summed over ranks, is not zero. So the result does not depend on the

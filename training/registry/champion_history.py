@@ -85,7 +85,8 @@ def champion_state_as_of(lake: LakePaths, name: str, run_date: str, *, before: b
     """
     pinned: Override | None = None
     withdrawn: dict[str, Override] = {}
-    # (run date, order within the date, version): on the same date, overrides come before the gate's decision.
+    # Tuples (run date, order within the date, version). On the same date, overrides (0) come before the
+    # gate's decision (1).
     champions: list[tuple[str, int, str]] = []
     for override in read_overrides(lake, name, run_date):
         if override.action == "rollback":
@@ -98,7 +99,8 @@ def champion_state_as_of(lake: LakePaths, name: str, run_date: str, *, before: b
             pinned = None
         else:
             assert_never(override.action)
-        if override.action != "rollback":  # a rollback restores an earlier champion
+        # A rollback adds no entry. It withdraws later champions, so that an earlier one serves again.
+        if override.action != "rollback":
             champions.append((override.run_date, 0, override.champion))
     for date, decision in read_decisions(lake, name, run_date):
         if decision["promoted"] and not (before and date == run_date):

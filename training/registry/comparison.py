@@ -283,7 +283,7 @@ class Comparison:
                     experiment["name"], experiment["changes"], trainings, experiment.get("trial")
                 )
             )
-        search = facts.get("search")  # earlier releases had no searches
+        search = facts.get("search")  # missing in manifests of earlier releases, which had no searches
         return cls(facts["name"], facts["choose_by"], experiments, SearchResult(**search) if search else None)
 
 
@@ -296,7 +296,7 @@ def cost(measure: str, value: float) -> float:
     return -value if measure in _LARGER_IS_BETTER else value
 
 
-# The models of comparisons: experiments that never serve.
+# The registry of the models that comparisons train. These models never serve.
 #
 #     models/<name>-experiments/<version>/    a model of an experiment, as for every model
 #

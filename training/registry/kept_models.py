@@ -158,7 +158,7 @@ def _treatment(config: Config, lake: LakePaths) -> set[str]:
         return set()
     try:
         return {treatment_model(config, lake, config.serving.experiment)[0]}
-    except ConfigError:  # the model does not exist, so nothing has to be kept
+    except ConfigError:  # the treatment's model does not exist, so none must be kept
         return set()
 
 

@@ -277,7 +277,7 @@ def find_or_create_run(
     if experiment is None:
         try:
             experiment = client.get_experiment(client.create_experiment(name))
-        except MlflowException:  # another job has just created the experiment
+        except MlflowException:  # perhaps another job has just created the experiment
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
                 raise

@@ -30,7 +30,7 @@ PRUNED_JSON = "pruned.json"
 _RANDOM_TRIALS = 10
 _COMPLETE_TRIALS = 5
 _PARTS_OF_EPOCH = 1000
-_SEEDS = 2**32  # seeds of Optuna's random numbers are below this number
+_SEEDS = 2**32  # Optuna needs seeds below this number
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Proposals:
     """
 
     def __init__(self, search: Search, choose_by: Measure, seed: int) -> None:
-        import optuna  # this import takes half a second, so only a search does it
+        import optuna  # imported only for a search, because the import takes half a second
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(
@@ -172,7 +172,7 @@ def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
     return measured
 
 
-# Trainings of a search that are finished: models, and histories of pruned trainings.
+# Finished trainings of a search: models, and records of pruned trainings.
 
 
 def write_pruned(path: str, record: Mapping[str, Any]) -> None:

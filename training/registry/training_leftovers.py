@@ -42,7 +42,7 @@ def delete_training_leftovers(lake: LakePaths, name: str, grace_hours: float) ->
     deleted = 0
     try:
         for path in (*_unlisted_files(lake, name, limit), *_old_checkpoint_files(lake, name, limit)):
-            with suppress(FileNotFoundError):  # another run has deleted the file
+            with suppress(FileNotFoundError):  # another run may have deleted the file
                 file_io.delete_file(path)
                 deleted += 1
     except OSError as error:
@@ -69,7 +69,7 @@ def _unlisted_files(lake: LakePaths, name: str, limit: float) -> Iterator[str]:
         folder = f"{lake.models(name)}/{version}"
         try:
             named = names_of(read_description(folder))
-        except DataError:  # model.json is missing or damaged
+        except DataError:  # skip the folder, because its model.json is missing or damaged
             continue
         yield from (
             f"{folder}/{info.base_name}"

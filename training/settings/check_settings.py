@@ -194,7 +194,8 @@ def require_oov_ids(names: Collection[str], features: Sequence[str]) -> None:
         )
 
 
-# The type of the section `model`: a union with one member per architecture, by the key `architecture`.
+# The type of the section `model` is a union with one member per architecture. The key `architecture` selects
+# the member.
 
 
 @lru_cache(maxsize=64)
