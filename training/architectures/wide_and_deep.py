@@ -166,7 +166,7 @@ class WideAndDeep(ClickModel):
         self.logit = linear(settings.deep[-1], 1)
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """Returns the wide weights (B, C, 1) and the vectors (B, C, E) of `categorical` (B, W) int64."""
+        """Returns the wide part's weights (B, C, 1) and the vectors (B, C, E) of `categorical` (B, W)."""
         return [*self.wide.embed(categorical), self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:

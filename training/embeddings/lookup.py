@@ -90,7 +90,7 @@ class RowRequest:
         self._receive_vectors: ReceivedRows | None = None
 
     def start_fetch(self, weight: RowTensor, dtype: torch.dtype = torch.float32) -> None:
-        """Sends the vectors that other ranks requested, unless this method has already sent them.
+        """Sends the vectors that other ranks requested. A second call does nothing.
 
         Args:
             weight: this rank's matrix (rows, E). Its rows must not change until the step of the batch.

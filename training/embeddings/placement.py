@@ -330,7 +330,7 @@ class PlannedTable:
     names: tuple[str, ...]
 
     def bytes_of(self, rank: int) -> int:
-        """Returns the bytes of all rows that a rank holds."""
+        """Returns the memory, in bytes, of all rows that a rank holds."""
         return self.placement.rows_of(rank) * self.row_bytes
 
 

@@ -159,7 +159,7 @@ def _gather(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Computes a tile (BLOCK, BLOCK_DIM) of the vectors.
+    """Computes one tile (BLOCK, BLOCK_DIM) of the result in each program (an instance of the kernel).
 
     Vector v is the vector of feature v % C in row v // C of the batch.
     """

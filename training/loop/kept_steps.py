@@ -143,7 +143,7 @@ class EarlyStopping(Callback):
         state.stopped = stop_reason(state.history, self._rule)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Checks again with the new entry."""
+        """Checks the history again, because it has a new entry."""
         state.stopped = stop_reason(state.history, self._rule)
 
 
@@ -162,7 +162,7 @@ class Prune(Callback):
         self._check(state)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Checks again with the new entry."""
+        """Checks the history again, because it has a new entry."""
         self._check(state)
 
     def _check(self, state: TrainingState) -> None:

@@ -191,7 +191,7 @@ class Callback:
     """
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Called before the first batch is read; may restore the state of an earlier attempt."""
+        """Called before the first batch is read. This hook may restore the state of an earlier attempt."""
 
     def on_step_start(self, state: TrainingState) -> None:
         """Called before each step."""

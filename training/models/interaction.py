@@ -153,7 +153,8 @@ def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tenso
     width = bottom.shape[1]
     bottom_gradient, embedded_gradient = torch.empty_like(bottom), torch.empty_like(embedded)
     tiles = _Tiles(bottom, embedded, gradient.dtype)
-    # G + Gᵀ has the gradient of each pair twice. Its diagonal is zero, but `gather` needs an index there too.
+    # G + Gᵀ has the gradient of each pair twice. Its diagonal is zero, but `gather` needs a valid index for
+    # the diagonal as well.
     mirror = _mirror(tiles.num_vectors, embedded.device)
     place = (width + mirror).clamp(max=max(gradient.shape[1] - 1, 0))
     with torch.autocast(embedded.device.type, enabled=False):

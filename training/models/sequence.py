@@ -229,7 +229,7 @@ class RandomSequenceLayer(RandomLayer):
         self._seeds = [int.from_bytes(sha256(name.encode()).digest()[:7]) for name in names]
 
     def _draws(self, first_rows: Tensor | None) -> bool:
-        """Returns whether the layer draws numbers for these sequences: in training only."""
+        """Returns whether the layer draws numbers for these sequences. It does so only in training."""
         return self.training and first_rows is not None and bool(self._seeds) and bool(len(first_rows))
 
     def _of_shards(self, draws: Tensor, first_rows: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:

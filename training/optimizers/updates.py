@@ -292,7 +292,7 @@ def _ftrl_step(
 
 
 class L2:
-    """Adds the gradient of the regularization to gradients that are summed over ranks.
+    """Adds the gradient of L2 regularization to the gradients of a step, which must be summed over ranks.
 
     Args:
         model: the model.

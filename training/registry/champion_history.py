@@ -154,7 +154,7 @@ def read_overrides(lake: LakePaths, name: str, until: str) -> list[Override]:
 
 
 def parse_overrides(stored: Mapping[str, Any]) -> list[Override]:
-    """Returns the overrides in the values of a file. Raises KeyError, TypeError or ValueError."""
+    """Reads the overrides from the content of a file. Raises KeyError, TypeError or ValueError."""
     for values in stored["interventions"]:
         if values["action"] not in get_args(Action):
             raise ValueError(f"action {values['action']!r:.100} does not exist")

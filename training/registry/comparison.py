@@ -321,10 +321,10 @@ def experiments_config(config: Config) -> Config:
 
 
 def delete_old_experiments(config: Config) -> int:
-    """Deletes old models of experiments that no published comparison names, and unused files.
+    """Deletes old models of experiments if no published comparison names them, and unused files.
 
-    Returns the number of models. An error is only logged, because the result of the comparison is already
-    published.
+    Returns the number of deleted models. An error is only logged, because the result of the comparison is
+    already published.
     """
     lake, name = LakePaths(config.lake), experiments_name(config)
     limit = time.time() - config.output.grace_hours * 3600

@@ -139,7 +139,8 @@ def stop_in_force(
 ) -> ExperimentStop | None:
     """Returns the first stop of an experiment that is in force on a run date; None if there is none.
 
-    From the date `resume` on, stops up to this date are no longer in force.
+    `settings.resume` is the date on which the experiment starts again. From that date on, earlier stops and a
+    stop of that date are no longer in force.
     """
     for stop in read_stops(lake, name, run_date):
         resumed = settings.resume is not None and stop.run_date <= settings.resume <= run_date
