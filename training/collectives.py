@@ -15,7 +15,8 @@ from torch import Tensor
 from conf import errors
 from conf.errors import NightrankError
 
-# A function that waits for the result of `start_all_to_all`, and returns the result.
+# `start_all_to_all` returns such a function. It waits for the exchange, and returns what `all_to_all`
+# returns.
 ReceivedRows = Callable[[], tuple[Tensor, list[int]]]
 
 
@@ -61,8 +62,8 @@ class Collectives(Protocol):
         """Sends the first splits[0] rows of `values` to rank 0, the next splits[1] to rank 1, and so on.
 
         Returns:
-            The rows that this rank received, in the order of the sending ranks; and the number of rows from
-            each rank.
+            The rows that this rank received, in the order of the sending ranks, and the number of rows that
+            each rank sent.
         """
         ...
 

@@ -10,7 +10,7 @@ import torch
 
 from conf.errors import ConfigError
 
-# The choice of the device on which a process trains or scores.
+# Chooses the device on which a process trains or scores.
 
 
 def choose_device(
@@ -41,7 +41,7 @@ def choose_device(
     return torch.device("cuda", index)
 
 
-# Mixed precision: a context in which matrix products are computed in a 16-bit dtype.
+# Mixed precision computes matrix products in a 16-bit dtype.
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
@@ -63,7 +63,7 @@ def mixed_precision(
 
 
 def product_dtype(precision: Precision) -> torch.dtype:
-    """Returns the dtype of the operands of matrix products: float32 for `tf32`, which rounds operands."""
+    """Returns the dtype in which operands of matrix products are stored; float32 for `fp32` and `tf32`."""
     if precision == "fp32" or precision == "tf32":
         return torch.float32
     if precision == "bf16":
@@ -76,8 +76,9 @@ def product_dtype(precision: Precision) -> torch.dtype:
 def vector_dtype(device: torch.device) -> torch.dtype:
     """Returns the dtype of looked-up vectors that enter only matrix products.
 
-    The dtype is bfloat16 in mixed precision with bfloat16, and float32 otherwise. With fp16, gradients must
-    be float32 when they are divided by the scale of the loss, because small gradients are zero in fp16.
+    The dtype is bfloat16 in mixed precision with bfloat16, and float32 otherwise. With fp16, the loss is
+    scaled, and gradients are divided by this scale later. They must be float32 by then, because small
+    gradients would become zero in fp16.
     """
     if torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.bfloat16:
         return torch.bfloat16

@@ -32,7 +32,8 @@ Report = Callable[[Mapping[str, Any]], None]
 _TIMEOUT_S = 5.0
 _LONGEST_LINE_BYTES = 64 * 1024
 _MAX_WAITING_ENTRIES = 256
-_MAX_CONNECTIONS = 16  # rank 0, former ranks 0 whose machines were lost, and unknown senders
+# Besides rank 0, former ranks 0 whose machines were lost and unknown senders may hold connections.
+_MAX_CONNECTIONS = 16
 # A sender that has no entries sends an empty line this often. So the listener can detect and close lost
 # connections.
 _HEARTBEAT_S = 20.0
@@ -125,7 +126,8 @@ def _read_token(connection: socket.socket, length: int) -> bytes:
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 128
-    block_on_close = False  # closing does not wait for threads that wait for lost machines
+    # If true, closing the server would wait for its threads, some of which may wait for lost machines.
+    block_on_close = False
 
     def __init__(self, address: tuple[str, int], receive: Callable[[socket.socket], None]) -> None:
         class Handler(socketserver.BaseRequestHandler):
@@ -197,7 +199,7 @@ class Reporter:
             log.info("progress is no longer sent to the driver: %s", error)
 
     def _next(self) -> Mapping[str, Any] | None:
-        """Returns the next entry; an empty one if no entry comes for a while; and None at the end."""
+        """Returns the next entry, an empty mapping if none comes in time, or None at the end."""
         try:
             return self._entries.get(timeout=_HEARTBEAT_S)
         except queue.Empty:

@@ -415,7 +415,7 @@ def test_the_label_is_that_of_the_workflow_or_named() -> None:
         ({"model": {**MODEL, "dropouts": 1}}, "ConfigError", "unknown key model.dropouts=1"),
         ({"model": {**MODEL, "history": "tags"}}, "ConfigError", "unknown key model.history='tags'"),
         ({"model": {"architecture": "din", "item": "item"}}, "ConfigError", "model.history='history' is not a feature of kind multi_hot"),
-        ({"model": {"architecture": "two_tower"}}, "ConfigError", "A workflow that was fitted on a frame has no scopes"),
+        ({"model": {"architecture": "two_tower"}}, "ConfigError", "A workflow that was fitted on a DataFrame has no scopes"),
         ({"model": {"architecture": "wide_and_deep", "crosses": [{"left": ["user"], "right": ["none"]}]}}, "ConfigError", r"model.crosses names \['none'\]"),
         ({"train": {"epochs": 0}}, "ConfigError", "train.epochs=0"),
         ({"train": {"epoch": 1}}, "ConfigError", "unknown key train.epoch=1"),

@@ -3,17 +3,18 @@
     logit = ⟨u(user features, context), v(item features)⟩ + b
 
 Each tower is an MLP over the embeddings and dense features of its side, as in P. Covington et al., Deep
-Neural Networks for YouTube Recommendations (RecSys 2016, section 3). The item's side has features too (X. Yi
-et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, figure 1).
-`train.loss: in_batch_softmax` trains the model as Yi et al. do, with the items of a step's other rows as
-negatives. With `train.loss: bce` and without `train.negatives`, the negative examples are items that were
-shown but not clicked.
+Neural Networks for YouTube Recommendations (RecSys 2016, section 3). As in X. Yi et al.,
+Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations (RecSys 2019, figure 1), the
+item tower reads features of the item as well as its id. `train.loss: in_batch_softmax` trains the model as Yi
+et al. do, where the negatives of a row are the items of the other rows of the batch. With `train.loss: bce`
+and without `train.negatives`, the negative examples are items that were shown but not clicked.
 
 b is the same for all pairs, so the dot product and the probability order items equally. A single matrix
 product computes the scores of all items for many users. Features of the context belong to the user's tower,
 because they are the same for all items.
 
-Notation: B rows, D dense features, C features that are ids, W columns of ids, O output_dim.
+Notation: B rows, D dense features, C features that are ids, W columns of ids (a list of ids takes several
+columns), O output_dim.
 """
 
 from __future__ import annotations
@@ -120,5 +121,6 @@ def _layer(width_in: int, width_out: int) -> nn.Linear:
     """Returns a layer as `layers.linear` does. The layer of a tower without features has only biases."""
     if width_in:
         return linear(width_in, width_out)
-    with warnings.catch_warnings(action="ignore"):  # torch warns that there is no weight to initialise
+    # Without inputs, there are no weights to initialise, and torch would warn about that.
+    with warnings.catch_warnings(action="ignore"):
         return nn.Linear(0, width_out)

@@ -8,7 +8,8 @@ and a hash of the two ids of a row selects the bucket. Crosses belong only to th
 The setting `crosses` lists them. Crosses that build_features computes with `hashed_cross` are ordinary
 features. The wide part and the MLP both use them.
 
-Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, P crosses.
+Notation: B rows, D dense features, C features that are ids, W columns of ids (a list of ids takes several
+columns), E embedding_dim, P crosses.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _ALL = slice(None)
 class WidePart(LinearPart):
     """A linear part that also has a weight for each bucket of each cross.
 
-    A cross is a pair of features with one id each. A hash of the two ids of a row selects one of the cross's
-    buckets. In `weights`, the weights of the dense features come first, and then the weights of the buckets.
+    A cross is a pair of features that each have a single id per row. A hash of the two ids of a row selects
+    one of the cross's buckets. In `weights`, the weights of the dense features come first, and then the
+    weights of the buckets.
 
     Attributes:
         left, right: (P,) int64, the positions of each cross's two features among the features with one id.
@@ -81,7 +83,7 @@ class WidePart(LinearPart):
         return logits + self.product_sum(keys)
 
     def left_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """Returns the term of each cross's left id in the cross's key, (B, n) int64.
+        """Returns the number that the left id adds to the key of each cross, (B, n) int64.
 
         The key of a cross in a row is `left_key` + `right_key`. Different pairs of ids have different keys,
         if the ids are below 2³¹. `products` selects n of the crosses.
@@ -89,7 +91,7 @@ class WidePart(LinearPart):
         return categorical.long()[:, self.left[products]] * 2**31
 
     def right_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """Returns the term of each cross's right id in the cross's key, (B, n) int64; see `left_key`."""
+        """Returns the number that the right id adds to each cross's key, (B, n) int64; see `left_key`."""
         return categorical.long()[:, self.right[products]]
 
     def product_sum(self, keys: Tensor, products: Tensor | slice = _ALL) -> Tensor:
@@ -112,8 +114,9 @@ class FactorizedWidePart(FactorizedLinear):
     row of that side. The weights of the P' crosses between the sides are looked up for each pair of user and
     item.
 
-    For R rows of a side, `side_part` returns two tensors. The first, (R,), is the sum of the side's weights.
-    The second, (R, P') int64, has the terms of the side's ids in the keys of the P' crosses.
+    For R rows of a side, `side_part` returns two tensors. The first, (R,), is the sum of the logit's terms
+    that depend on this side only. The second, (R, P') int64, has the numbers that the side's ids add to the
+    keys of the P' crosses.
     """
 
     def __init__(self, model: WidePart, sides: FeatureSides) -> None:
@@ -163,7 +166,7 @@ class WideAndDeep(ClickModel):
         self.logit = linear(settings.deep[-1], 1)
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """Returns the wide weights (B, C, 1) and the vectors (B, C, E) of `categorical` (B, W) int64."""
+        """Returns the wide part's weights (B, C, 1) and the vectors (B, C, E) of `categorical` (B, W)."""
         return [*self.wide.embed(categorical), self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
@@ -189,7 +192,7 @@ class FactorizedWideAndDeep:
     """The factorization of Wide & Deep.
 
     For R rows of a side (users or items), `side_part` returns three tensors. The first two are the same as in
-    `FactorizedWidePart`. The third, (R, H), has the terms of the side's columns in the H outputs of the MLP's
+    `FactorizedWidePart`. The third, (R, H), is what the side's columns add to the H outputs of the MLP's
     first layer.
     """
 

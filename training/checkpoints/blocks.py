@@ -1,4 +1,4 @@
-"""Finds the rows that a block of table rows in a file and a block on a rank have in common.
+"""Compares blocks of table rows in files with blocks on a rank, to find their common rows.
 
 A block is a set of evenly spaced rows of one feature (`RowBlock`).
 """
@@ -49,7 +49,7 @@ class StoredBlock:
         numbers = [values[key] for key in ("feature", "first", "step", "rows", "place")]
         if not all(type(number) is int and number >= 0 for number in numbers) or not values["step"]:
             raise ValueError(
-                "the numbers of a block of rows must be integers of 0 or more, and its step above 0: "
+                "all numbers of a row block must be integers of at least 0, and its step must be at least 1: "
                 f"{numbers!r:.100}"
             )
         feature, first, step, rows, place = numbers
@@ -80,9 +80,9 @@ class Overlap:
 def overlap(target: RowBlock, source: RowBlock) -> Overlap | None:
     """Returns the common rows of two blocks; None if the blocks have no common rows.
 
-    A block contains the rows first, first + step, … of a feature. The common rows are the solutions of two
-    congruences (Chinese remainder theorem). The distance between them is the least common multiple of both
-    steps.
+    A block contains the rows `first`, `first + step`, `first + 2 * step` and so on of a feature. The common
+    rows are the solutions of two congruences (Chinese remainder theorem). The distance between them is the
+    least common multiple of both steps.
     """
     if target.feature != source.feature or not target.rows or not source.rows:
         return None
@@ -93,7 +93,7 @@ def overlap(target: RowBlock, source: RowBlock) -> Overlap | None:
     common_step = target.step // divisor * source.step
     modulus = source.step // divisor
     steps = distance // divisor * pow(target.step // divisor, -1, modulus) % modulus
-    first = target.first + target.step * steps  # one common row; the next line finds the first one
+    first = target.first + target.step * steps  # one of the common rows; the next lines find the first one
     lowest = max(target.first, source.first)
     first += -(-max(lowest - first, 0) // common_step) * common_step
     last = min(block.first + block.step * (block.rows - 1) for block in (target, source))
@@ -159,10 +159,11 @@ def owned_state(
 
 
 def _merged(blocks: Sequence[RowBlock]) -> list[RowBlock]:
-    """Returns the blocks in the form of a file: concatenated, with adjacent blocks of a feature merged.
+    """Returns the blocks as a file stores them: concatenated, with adjacent blocks of a feature merged.
 
-    The rows of a feature may be two blocks: one in the memory of the device, and one in host memory. A file
-    contains one block for both. So the file does not depend on which rows were in host memory.
+    On a rank, a feature may have two blocks: one in the memory of the device, and one in host memory. A file
+    contains a single block with the rows of both. So the file does not depend on which rows were in host
+    memory.
     """
     merged: list[RowBlock] = []
     place = 0
@@ -193,7 +194,7 @@ class Stateful(Protocol):
         ...
 
     def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
-        """Maps the name of each tensor with one entry per table row to the blocks of rows on this rank."""
+        """Returns the blocks of rows on this rank, for each tensor that has one entry per table row."""
         ...
 
 

@@ -144,7 +144,8 @@ class Checkpoints:
         Args:
             trainer: the state to save.
             position: the progress of the training.
-            best_step: a step whose checkpoint must be kept; None if no checkpoint must be kept.
+            best_step: a step whose checkpoint is kept even if newer ones exist; None if there is no such
+                step.
 
         Raises:
             InfrastructureError, DataError: a rank failed to write the previous checkpoint. Raised on all
@@ -196,7 +197,7 @@ class Checkpoints:
         """
         damaged: dict[int, str] = {}
         position: Position | None = None
-        changed = False  # True if a checkpoint was deleted while it was being loaded
+        changed = False  # whether another attempt deleted a checkpoint during its load
         while position is None and (newest := self._newest_except(damaged)) is not None:
             step, text = newest
             raise_on_all_ranks(self._collectives, self._version_error(step, text))
@@ -230,9 +231,9 @@ class Checkpoints:
     def load(self, trainer: Stateful, step: int) -> bool:
         """Loads the checkpoint of a step into a trainer.
 
-        Returns False if the checkpoint is missing or damaged. Then the method logs a warning, and does not
-        change the trainer. All ranks must call this method, and get the same result. Call `wait` first,
-        because no checkpoint may be in progress.
+        Returns False if the checkpoint is missing or damaged. If it is damaged, the method also logs a
+        warning. In both cases the trainer stays unchanged. All ranks must call this method, and get the same
+        result. Call `wait` first, because no checkpoint may be in progress.
 
         Raises:
             DataError: the checkpoint belongs to another training. Raised on all ranks.
@@ -261,8 +262,8 @@ class Checkpoints:
             if step is None:
                 break
             text = self._folder.index_text(step)
-            # If there is no text, another attempt has just deleted the index. So a newer checkpoint or the
-            # model exists.
+            # If the index does not exist any more, another attempt has just deleted it. An attempt does that
+            # only when there is a newer checkpoint or a published model, so look again.
             newest = None if text is None else (step, text)
         of_rank_0 = gather_json(self._collectives, newest)[0]
         return None if of_rank_0 is None else (int(of_rank_0[0]), str(of_rank_0[1]))
@@ -303,7 +304,7 @@ class Checkpoints:
             Position(**index["position"])
             self._stored_state(index)
             if any(file_io.leaves(entry.name) for entry in entries):
-                raise ValueError("it lists a file outside its folder")
+                raise ValueError("the index lists a file outside the checkpoint folder")
         except DataError as error:
             return error.problem
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -321,7 +322,9 @@ class Checkpoints:
         names = {entry["name"]: "" for entry in index["files"]}
         for stored in (block for blocks in rows.values() for block in blocks):
             if stored.file not in names:
-                raise ValueError(f"it has rows in {stored.file!r}, which is not a file of the checkpoint")
+                raise ValueError(
+                    f"the index refers to rows in {stored.file!r}, which is not in its list of files"
+                )
         return StoredState(self._folder.path, names, rows)
 
     def _load(self, step: int, text: str, trainer: Stateful) -> Position | None:
@@ -492,7 +495,7 @@ class CheckpointWriter:
                 self._publish()
         except NightrankError as error:
             self._error = error
-        except Exception as error:  # Python would not report the error of a thread
+        except Exception as error:  # stored for `wait`, because nobody sees an error that ends a thread
             self._error = InfrastructureError(
                 f"checkpoint of step {self._contents.step} failed: {type(error).__name__}: {error}",
                 "check disk space and permissions, then rerun to resume from the previous checkpoint",
@@ -560,7 +563,9 @@ class CheckpointWriter:
         log.info(
             "checkpoint of step %d: another attempt at this training has written it", self._contents.step
         )
-        if file_io.is_local(self._folder):  # on an object store, another index may have listed these files
+        # On an object store, an index of this attempt may have existed for a moment. Another process may have
+        # read it and still need these files.
+        if file_io.is_local(self._folder):
             for name in names:
                 file_io.delete_file(f"{self._folder}/{name}")
 
@@ -570,9 +575,9 @@ class CheckpointWriter:
 _INDEX = re.compile(r"step-(\d+)\.json")
 _CHECKPOINT_FILE = re.compile(r"\.?step-\d+\.")
 
-# Files that no index lists and that are older than this do not belong to a running attempt, because writing a
-# checkpoint takes less time. If writing ever takes longer, another attempt may delete the files too early. A
-# resumed training then uses the previous checkpoint.
+# A file that no index lists and that is older than this limit is deleted. No running attempt should need it,
+# because writing a checkpoint takes less time. If writing ever takes longer, another attempt may delete its
+# files too early. A resumed training then uses the previous checkpoint.
 _GRACE_S = 3600.0
 
 
@@ -650,7 +655,7 @@ class CheckpointFolder:
             of_other_attempt = _CHECKPOINT_FILE.match(name) and f".{attempt}." not in name
             if name in listed or not of_other_attempt or _is_old(info):
                 self._delete(name)
-        file_io.delete_empty_folder(self.path)  # a folder with files of another attempt stays
+        file_io.delete_empty_folder(self.path)  # if another attempt still has files here, the folder is kept
 
     def _listed_files(self) -> set[str]:
         return {name for step in self.steps() for name in self._file_names(step, self.index_text(step))}

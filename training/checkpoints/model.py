@@ -52,14 +52,14 @@ class LoadedModel:
     description: dict[str, Any]
 
     def embedding_rows(self, feature: str) -> Tensor:
-        """Returns the rows of all ids of a feature in the widest table, (cardinality, E) float32.
+        """Returns the embedding vectors of all ids of a feature, (cardinality, E) float32.
 
         Raises:
-            ConfigError: no table has rows of more than one number for all ids of the feature.
+            ConfigError: the model has no embedding vectors for all ids of the feature.
         """
         names = [one.name for one in self.spec.embedded]
         tables = [one for one in tables_of(self.model).values() if len(one.cardinalities) == len(names)]
-        # Other tables have one number per id, such as the biases of items.
+        # The vectors are in the widest table. Other tables have one number per id, such as the items' biases.
         table = max(tables, key=lambda one: one.dim, default=None)
         place = names.index(feature)
         cardinality = self.spec.cardinalities[place]
@@ -286,7 +286,9 @@ def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[
         "another attempt has already published a complete model in %s; this attempt's model is discarded",
         path,
     )
-    if file_io.is_local(path):  # on an object store, a model.json may have listed our files for a moment
+    # On an object store, a model.json that lists this attempt's files may have existed for a moment. Another
+    # process may have read it and still need these files.
+    if file_io.is_local(path):
         for file in files:
             file_io.delete_file(f"{path}/{file['name']}")
     return read_description(path)

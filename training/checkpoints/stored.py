@@ -53,8 +53,7 @@ class StoredState:
 
     Args:
         folder: path or URI.
-        prefixes: maps the name of each file to a prefix. The prefix is added to the names of the tensors in
-            this file.
+        prefixes: maps the name of each file to the prefix that is added to the names of its tensors.
         rows: maps the name of each tensor with one entry per table row to the stored blocks of these rows.
         cardinalities: the cardinalities of the features, in the order of the table. Cardinalities are needed
             only to read models that early versions of this code saved. In such a model, each table is one
@@ -75,7 +74,7 @@ class StoredState:
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[list[str], list[int]]]:
-        """Maps the name of each tensor to the files that contain it, and to its shape in the first file."""
+        """Returns, for each tensor, the files that contain it, and its shape in the first of these files."""
         tensors: dict[str, tuple[list[str], list[int]]] = {}
         for name, prefix in self._prefixes.items():
             with TensorFile(f"{self.folder}/{name}") as file:
@@ -98,12 +97,13 @@ class StoredState:
             state: the tensors by name.
             row_state: maps the name of each tensor with one entry per table row to the blocks of these rows
                 on this rank. Only the rows of these blocks are filled.
-            unread: stored tensors whose names begin with one of these prefixes may be missing in `state`, and
-                are not read then.
+            unread: prefixes of names. A stored tensor whose name begins with one of them is skipped if it is
+                missing in `state`. Any other stored tensor must be in `state`.
 
         Raises:
-            StateMismatchError: the stored tensors do not fit `state`. If rows are missing in the files, some
-                tensors may already be filled. Otherwise nothing was changed.
+            StateMismatchError: the stored tensors do not fit `state`. If the reason is that rows are missing
+                in the files, some tensors may already be filled. In all other cases no tensor has been
+                changed.
             DataError: a file is missing or damaged.
         """
         self._require_fit(state, row_state, unread)
@@ -124,7 +124,7 @@ class StoredState:
         """Opens the files of a tensor with one entry per table row, to read single rows.
 
         Args:
-            name: the tensor.
+            name: the name of the tensor.
             cardinalities: number of rows of each feature of the table.
 
         Raises:
@@ -194,8 +194,8 @@ class StoredState:
 
 # Reads single rows of a table from the files of a model, by requests for byte ranges.
 
-# If fewer bytes than this lie between two rows, one request reads both rows and these bytes. Reading these
-# bytes takes less time than another request.
+# If at most this number of bytes lie between two rows, one request reads both rows and the bytes between
+# them. That takes less time than two requests.
 _LOCAL_GAP, _REMOTE_GAP = 4 << 10, 256 << 10
 _MOST_BYTES = 16 << 20  # largest size of one read
 _REQUESTS = 16  # largest number of requests to an object store at the same time
@@ -206,7 +206,7 @@ class StoredTensorRows:
 
     Args:
         folder: the model's folder.
-        blocks: the blocks of the tensor's rows, and the files that they are in.
+        blocks: for each block of the tensor's rows, the block and the name of its file.
         names: the tensor's name in each file.
         cardinalities: number of rows of each feature.
 
@@ -268,13 +268,13 @@ class StoredTensorRows:
 
 
 def spans_of(places: NDArray[np.int64], gap: int, most_bytes: int, row_bytes: int) -> list[slice]:
-    """Divides rows of a file into runs. One request reads a run.
+    """Groups rows of a file into runs. A run is read by one request, from its first to its last row.
 
     Args:
         places: (N,) the indices of the rows in the file, ascending.
-        gap: the largest number of bytes between two rows of a run.
-        most_bytes: the function divides the file into parts of this number of bytes. No run crosses the end
-            of a part.
+        gap: the largest number of bytes between neighbouring rows of a run.
+        most_bytes: the largest size of a run. Runs never cross a multiple of this size in the tensor (rounded
+            down to complete rows).
         row_bytes: bytes of a row.
     """
     if not len(places):

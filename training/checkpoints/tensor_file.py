@@ -44,7 +44,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_MOST_BYTES = 2**63 - 1  # torch's limit for each number of a shape, even if the tensor is empty
+_MOST_BYTES = 2**63 - 1  # torch refuses larger numbers in a shape, even in an empty tensor
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -65,7 +65,7 @@ def write_tensors(
     Raises:
         InfrastructureError: the file could not be written. On a local disk, no partial file remains.
     """
-    # Tensors with larger elements come first, which keeps all numbers aligned.
+    # Tensors with larger elements come first, so that each tensor begins at a multiple of its element size.
     order = sorted(tensors, key=lambda tensor: (-tensors[tensor][0].element_size(), tensor))
     header: dict[str, Any] = {}
     end = 0
@@ -111,7 +111,8 @@ def _bytes_of(tensors: Mapping[str, Sequence[Tensor]], order: Sequence[str]) -> 
 
 def raw(values: Tensor) -> memoryview:
     """Returns a view of the bytes of a contiguous CPU tensor. Writing to the view changes the tensor."""
-    # torch regards a single row of a strided view as contiguous, although its strides are not 1.
+    # A single row of a strided view counts as contiguous in torch, even if its strides are not 1. So set the
+    # strides explicitly.
     flat = values.as_strided((values.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
 
@@ -133,7 +134,8 @@ def _create(path: str) -> Iterator[IO[bytes]]:
     except BaseException:
         local.unlink(missing_ok=True)
         raise
-    folder = os.open(local.parent, os.O_RDONLY)  # flushed, so that the file's name survives a power failure
+    # The folder is flushed too, so that the file's name survives a power failure.
+    folder = os.open(local.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
@@ -204,7 +206,7 @@ class TensorFile:
         return values
 
     def read_rows(self, name: str, first: int, step: int, into: Tensor) -> None:
-        """Fills `into` (N, …), on any device, with the rows first, first + step, … of a stored tensor.
+        """Fills `into` (N, …), on any device, with every `step`-th row of a tensor, from row `first` on.
 
         Raises:
             DataError: the tensor has fewer rows, or the file ends too early.
@@ -230,9 +232,10 @@ class TensorFile:
         return _DTYPES[entry["dtype"]], math.prod(entry["shape"][1:])
 
     def read_places(self, name: str, places: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Returns the bytes of rows of a stored tensor, (N, bytes of a row), by one read.
+        """Reads rows of a stored tensor in a single request; returns their bytes, (N, bytes of a row).
 
-        The read begins at the first row and ends at the last row. Several threads may read at the same time.
+        The request begins at the first row and ends at the last row. Several threads may read at the same
+        time.
 
         Args:
             name: the tensor.
@@ -295,8 +298,8 @@ def _require_entry(name: str, entry: Mapping[str, Any], data_bytes: int) -> None
         raise ValueError(f"the tensor {name!r} has the shape {shape!r:.100}, which is too large")
     if end > data_bytes or end - first != math.prod(shape) * _DTYPES[entry["dtype"]].itemsize:
         raise ValueError(
-            f"the tensor {name!r} ({entry['dtype']}, shape {shape}) cannot have the offsets "
-            f"{[first, end]} in {data_bytes} bytes"
+            f"the tensor {name!r} ({entry['dtype']}, shape {shape}) does not fit its byte range "
+            f"{[first, end]} in {data_bytes} bytes of data"
         )
 
 
@@ -317,8 +320,7 @@ def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
     """Checks that all numbers in some tensors are finite.
 
     Args:
-        tensors: maps the name of each tensor to the tensor's pieces. A piece is a tensor with some of the
-            rows.
+        tensors: maps the name of each tensor to a list of tensors, each with some of its rows.
         when: the time of the check, for the error message, such as "after step 100".
 
     Raises:

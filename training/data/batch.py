@@ -18,7 +18,7 @@ from torch import Tensor
 from training.collectives import Collectives
 from training.models.click_model import Bags
 
-# Buffer pools: the memory of batches. A pool is filled completely, sliced into batches, and then reused.
+# Buffer pools contain the rows of batches. A pool is filled completely, sliced into batches, and then reused.
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Pools:
             self._free.append(memory)
 
 
-# The items with which losses over item vectors compare the positive rows of a batch.
+# Some losses compare the user vector of a positive row with vectors of items. These classes hold the items.
 #
 # Notation: I items, P positive rows, D dense features, W columns of ids. Rows of items have zeros in the
 # columns of features that do not have the scope `item`.
@@ -124,13 +124,13 @@ class Pools:
 
 @dataclass(frozen=True)
 class CatalogueItems:
-    """All items of the train rows, ordered by day. A loss compares a row with the items of the row's day.
+    """For each train day, the items of the rows of that day. A loss compares a row with its day's items.
 
     Attributes:
         dense: (I, D) float32, the features of the items on their day.
         categorical: (I, W) int32.
         starts: the position of the first item of each day, followed by I.
-        own: (P,) int64, the position of each row's item.
+        own: (P,) int64, for each positive row, the position of its item on its day.
     """
 
     dense: Tensor
@@ -186,10 +186,10 @@ class Vectors:
         users: (P, E) float32, the vectors of the users of this rank's positive rows.
         items: (I, E) float32, the vectors of the items of `compared`.
         compared: the items.
-        collectives: the ranks' collectives. If a loss uses them, all ranks must compute the loss, and run the
-            backward pass.
-        bags: the items that a row reconstructs in addition to the row's item, for a loss that compares the
-            catalogue; None if there are no such items.
+        collectives: the ranks' collectives. A loss that calls them must be computed on all ranks, and all
+            ranks must run its backward pass.
+        bags: for a loss that compares rows with the catalogue, further target items of each row in addition
+            to the row's item; None if rows have no further targets.
     """
 
     users: Tensor
@@ -200,13 +200,13 @@ class Vectors:
 
     @property
     def catalogue(self) -> CatalogueItems:
-        """Returns the items of a loss that compares the catalogue."""
+        """Returns `compared`, for a loss that compares rows with the catalogue."""
         assert isinstance(self.compared, CatalogueItems)
         return self.compared
 
     @property
     def of_batch(self) -> BatchItems:
-        """Returns the items of a loss that compares the items of the step."""
+        """Returns `compared`, for a loss that compares rows with the items of the step."""
         assert isinstance(self.compared, BatchItems)
         return self.compared
 
@@ -228,9 +228,9 @@ class Batch:
         weights: (L,) float32, 0 for padding. Other rows have the weight 1, or their weight in the feature
             table (FeatureSpec.weight).
         global_weight: number of rows in the global batch, without padding; equal on all ranks. With drawn
-            negatives or `items`, only positive rows count: it is their expected number, or the expected sum
-            of their weights if rows have weights. In other batches whose rows have weights, `Trainer`
-            replaces the number by the sum of the weights, a scalar tensor.
+            negatives or `items`, only positive rows count: the value is the expected number of positive rows,
+            or the expected sum of their weights if rows have weights. In other batches whose rows have
+            weights, `Trainer` replaces this value by the sum of the weights, a scalar tensor.
         ready: a stream must wait for this CUDA event before it reads the tensors. If it is None, the tensors
             can be read at once.
         row_keys: (L, 7) int32, the columns of row_keys.py; None if the loader does not read them.
@@ -242,8 +242,8 @@ class Batch:
             loss that compares logits. If there are items, all rows are positive.
         shard_rows: number of rows of each shard of this rank; None if all shards have the same number of
             rows.
-        weighted: whether rows have weights from the feature table, while `global_weight` is still the number
-            of rows.
+        weighted: True if rows have weights from the feature table, and `Trainer` has not yet replaced
+            `global_weight` by their sum.
         drawn_weight: the expected sum of the weights of drawn negatives in the global batch; None if it is
             `global_weight` times G - 1.
     """
@@ -274,7 +274,7 @@ class Batch:
             stream = torch.cuda.current_stream(device)
             stream.wait_event(self.ready)
             for tensor in tensors.values():
-                tensor.record_stream(stream)  # so torch reuses the memory only after the work of this stream
+                tensor.record_stream(stream)  # torch then reuses the memory only after this stream's work
         return replace(self, **tensors, ready=None)
 
 
@@ -306,7 +306,7 @@ class Transfer:
 
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
-            self._stream.synchronize()  # keeps each pool in host memory until its copy has ended
+            self._stream.synchronize()  # holds each pool in host memory until its copy has ended
         self._copying.clear()
 
     def copy(self, pool: Pool) -> tuple[Pool, torch.cuda.Event | None]:

@@ -49,7 +49,7 @@ class Columns:
     weight: NDArray[np.float32] | None = None
 
     def in_order(self, order: NDArray[np.int64]) -> Columns:
-        """Returns the columns with the rows in another order (rows,)."""
+        """Returns the columns with their rows in the order of the indices `order`, shape (rows,)."""
         return replace(
             self,
             label=self.label[order],
@@ -92,8 +92,8 @@ def read_columns(
         check_ids: whether ids are compared with their cardinalities.
 
     Raises:
-        DataError: the file is missing, or its number of rows differs from the manifest; an id is not below
-            its cardinality; or a column is missing, has the wrong type, or contains nulls.
+        DataError: the file is missing; its number of rows differs from the manifest; an id is not below its
+            feature's cardinality; or a column is missing, has the wrong type, or contains nulls.
     """
     path = group.file.path
     wanted = scalar_columns(spec)
@@ -107,7 +107,8 @@ def read_columns(
             f"{_name(group)} has {sorted(rows)} rows, but its manifest says {group.rows}", _REBUILD
         )
     for name, dtype in wanted.items():
-        if columns[name].dtype != dtype:  # Arrow converts integer columns with nulls to float64
+        # An integer column with nulls has the wrong dtype too, because Arrow converts it to float64.
+        if columns[name].dtype != dtype:
             raise DataError(
                 f"{path}: column {name} was read as {columns[name].dtype}, but must be {dtype}: it has "
                 "another type or contains nulls",
@@ -176,7 +177,7 @@ def _read_with_arrow(group: RowGroup, names: list[str]) -> dict[str, NDArray[Any
     """Returns the same columns as Petastorm.
 
     Raises:
-        DataError: the file is not a Parquet file, or has another number of row groups than its manifest says.
+        DataError: the file is not a Parquet file, or its number of row groups differs from the manifest.
     """
     try:
         with pq.ParquetFile(group.file.on_disk) as opened:

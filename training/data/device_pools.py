@@ -1,7 +1,8 @@
-"""Fills buffer pools on the device. They have the same bits as the pools of `pool_writer.PoolWriter`.
+"""Fills buffer pools on the device.
 
+The result is identical, bit by bit, to the pools of `pool_writer.PoolWriter`.
 The columns of a row group are copied to the device once. A kernel on the device writes the rows of each pool
-in the order of the batches. The ids are also compared with their cardinalities there. So the host does not
+in the order of the batches. The device also compares the ids with their cardinalities. So the host does not
 shuffle rows or transpose columns.
 
 Notation: a row group has G rows and C = 1 + D + W columns: the label, D dense features, and W columns of ids.
@@ -32,8 +33,8 @@ class GroupColumns:
     """The columns of a row group in one matrix.
 
     Attributes:
-        columns: (C, G) int32, with the bits of the label and of the dense features. The matrix is pinned if
-            it will be copied to a GPU.
+        columns: (C, G) int32. Ids are stored as numbers; the float32 values of the label and the dense
+            features are stored as their 32 bits. The matrix is pinned if it will be copied to a GPU.
     """
 
     columns: Tensor
@@ -63,11 +64,11 @@ class DevicePoolWriter:
         steps: number of batches in a pool.
         rows: number of rows in a batch.
         num_dense: number of dense features.
-        cardinalities: for each of the first columns of ids, its cardinality. The other columns are not
+        cardinalities: the cardinalities of the leading columns of ids. Columns of ids after these are not
             checked.
         id_width: number of columns of ids.
         num_shards: number of this rank's shards.
-        arriving: yields the columns of row groups, as `HeldRowGroups` needs them.
+        arriving: yields the columns of row groups, in the order that `HeldRowGroups` requires.
         device: the device.
         kernel: whether Triton's kernel writes the rows. If it is False, torch operators write them.
         refuse: gets the index of a row group that has an id not below its cardinality, and raises the error.
@@ -146,7 +147,7 @@ class DevicePoolWriter:
         return None if blocks is None else self._upload(blocks.astype(np.int32))
 
     def _targets(self, contents: PoolContents, counts: list[int]) -> Tensor:
-        """Returns, for each row of the ranges, its row in the pool: (N,) int32."""
+        """Returns the pool row to which each row of `contents` is written, (N,) int32."""
         rows = self._shape[1]
         shard_rows = rows // self._num_shards
         if self._in_order is None or self._in_order[0] != counts:
@@ -219,10 +220,10 @@ class DevicePoolWriter:
             place += len(rows)
 
     def _wrong_groups(self) -> tuple[list[int], Tensor] | None:
-        """Returns the row groups that have just arrived, and for each of them whether it has a wrong id.
+        """Returns the row groups that have arrived since the last call, and for each whether an id is wrong.
 
-        The second result is on the host. To copy it, the function waits for the work that is queued on the
-        current stream.
+        The second result is a tensor in host memory. The copy to it may still be running on the current
+        stream.
         """
         if not self._unchecked:
             return None

@@ -2,8 +2,8 @@
 
 Each rank reads the item columns of its share of the row groups once, before the first step. Then all ranks
 exchange the rows that they have read, so every rank has the complete catalogue. The catalogue takes 16 bytes
-of memory for each pair of a user and a chosen item. The catalogue also has the features of each item for each
-day on which the item has a row.
+of memory for each pair of a user and an item that this user chose. The catalogue also has the features of
+each item for each day on which the item has a row.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from training.data.sharding import DataFile, RowGroup, row_groups
 
 @dataclass(frozen=True)
 class ItemCatalogue:
-    """Items by day, and the items that users chose: N items over K days, and M pairs of user and item.
+    """The items of each train day, and the pairs of a user and an item that this user chose.
 
-    All tensors are on one device.
+    There are K days with N items in total, and M pairs. All tensors are on one device.
 
     Attributes:
         days: (K,) int64 ascending, days since 1970-01-01.
@@ -63,7 +63,7 @@ class ItemCatalogue:
     positive_weight: float | None = None
 
     def expected(self, batch: Batch) -> tuple[float | Tensor, float | None]:
-        """Returns the expected weight of the positive rows in a global batch, and their expected number.
+        """Returns the expected sum of weights, and the expected number, of positive rows in a global batch.
 
         If rows have no weights, both are equal, and the second result is None.
 
@@ -78,7 +78,7 @@ class ItemCatalogue:
 
 @dataclass
 class _Read:
-    """The rows that one rank has read: one per item and day, and one per pair of user and item."""
+    """What one rank has read: a row for each item and day, and a row for each pair of user and item."""
 
     day: NDArray[np.int64]
     item: NDArray[np.int64]
@@ -263,7 +263,7 @@ def _sum_of_known(weights: Iterable[float | None]) -> float | None:
 
 
 def _changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """Returns whether each row of sorted columns is the last row with its values, (N,)."""
+    """Returns whether each row of sorted columns differs from the next row, (N,); True for the last row."""
     length = len(columns[0])
     ends = np.ones(length, np.bool_)
     if length > 1:
@@ -319,7 +319,7 @@ class PositiveRows:
 
     Attributes:
         rows: (P,) int64 ascending, the indices of the rows.
-        weight: the factor of the weights of these rows: 1, or 0 if there is no positive row.
+        weight: the weights of the rows are multiplied by this number: 1, or 0 if there is no positive row.
         of_shard: for each shard of the rank, how many of `rows` belong to it.
     """
 
@@ -357,5 +357,5 @@ class ItemPositions:
 
 
 def spread(values: Tensor, columns: Tensor, width: int) -> Tensor:
-    """Returns (R, width): the columns (R, C) of `values` at the positions `columns`, and zeros elsewhere."""
+    """Returns the columns of `values` (R, C) at the positions `columns` of a zero matrix (R, width)."""
     return values.new_zeros(len(values), width).index_copy_(1, columns, values)

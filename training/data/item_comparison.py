@@ -1,7 +1,7 @@
 """Batches for the losses that compare the user vector of a positive row with vectors of items.
 
-A loss that compares the catalogue, such as `full_softmax`, compares a row with all items in the train rows of
-the row's day. The items have the features of that day. A loss that compares the batch, such as
+A loss that compares the catalogue, such as `full_softmax`, compares a row with all items that have a train
+row on the row's day. The items have the features of that day. A loss that compares the batch, such as
 `in_batch_softmax`, compares a row with the items of the step's other positive rows. The other rows of a step
 may be of any train day, so their items may have features of a later day. In all other cases, a row uses no
 features of a day after the row's day.
@@ -59,7 +59,8 @@ class ItemComparison:
         self._positions = ItemPositions(catalogue)
         self._num_shards = num_shards
         columns = id_columns(spec, multi_hot)
-        # These are tensors on the device, because a list would be copied to a GPU in every step.
+        # Keep these positions as tensors on the device, because a list would be copied to a GPU in every
+        # step.
         self._dense_columns, self._id_columns = (
             torch.tensor(places, dtype=torch.int64, device=catalogue.items.device)
             for places in columns_of_items(spec, columns)
@@ -138,7 +139,8 @@ def _log_shares(catalogue: ItemCatalogue) -> Tensor:
     _, item = catalogue.items.unique(return_inverse=True)
     clicks = torch.zeros(len(catalogue.items), dtype=torch.float64, device=item.device)
     clicks.index_add_(0, item, catalogue.clicks.double())
-    # The minimum makes the logarithm finite for an item without clicks. No positive row uses that number.
+    # The minimum makes the logarithm finite for an item without clicks. Its value does not matter, because no
+    # positive row has such an item.
     return (clicks[item] / clicks.sum()).clamp(min=1e-30).log().float()
 
 

@@ -11,12 +11,13 @@ The rows are the same in both cases.
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
 three or four pools. The row groups that are read ahead have up to `reading.read_ahead_mib` MiB. They include
 at least one row group of each shard, because a pool may need a new row group of each shard. In addition, each
-of the `reading.threads` threads holds one row group. If one pool of each rank is counted, these pools
-together have `reading.pool_rows` rows, or 4 global batches if that is more. A row takes 4 bytes for its
-label, 4 bytes for its weight if it has one, and 4 bytes for each dense feature and each id. Example: one rank
-has 16 shards and row groups of 200,000 rows and 40 columns. Then the current row groups have 16 × 32 MB,
-those read ahead have 16 × 32 MB, and the pools have 4 × 21 MB. If pools are made on the device, the current
-row groups and the pools are in its memory.
+of the `reading.threads` threads holds one row group. Each rank fills its own pools. One pool of every rank,
+taken together, has `reading.pool_rows` rows, or the rows of 4 global batches if that is more. A row takes 4
+bytes for its label, 4 bytes for its weight if it has one, and 4 bytes for each dense feature and each id.
+Example: one rank has 16 shards and row groups of 200,000 rows and 40 columns. Then the current row group of
+each shard takes 32 MB, so all of them take 16 × 32 MB. The row groups that are read ahead take another 16 ×
+32 MB, and the pools take 4 × 21 MB. If pools are made on the device, the current row groups and the pools are
+in its memory.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class _Sized(Protocol):
 
 SizedRead = TypeVar("SizedRead", bound=_Sized)
 _READ_AHEAD_MIB, _GPU_THREADS = 256, 4
-# Number of pools at a time: pools that are being written, pools whose batches wait, and the pool whose
-# batches the steps use.
+# At most this number of pools exist at a time. Some are being written, some wait, and the steps use the
+# batches of one.
 _POOLS = 5
 # Minimum number of steps per pool. With fewer, a batch would have too many neighbouring rows of a file.
 _MIN_POOL_STEPS = 4
@@ -130,13 +131,15 @@ class Loader:
         self._on_device = self._makes_pools_on_device()
         self._require_intact_files()
         if any(file.table is None for file in files) and has_petastorm():
-            import_module("training.data.row_groups")  # so Petastorm is imported before a step is timed
+            # This imports Petastorm here, so that the time of the import is not part of a step.
+            import_module("training.data.row_groups")
 
     def _require_intact_files(self) -> None:
-        """Compares the files whose first row belongs to this rank with their manifests.
+        """Checks this rank's share of the files against their manifests.
 
-        So exactly one rank reads each file completely, before the first step. A file with one row group on an
-        object store is left out, because each rank compares its copy of such a file.
+        A rank checks the files whose first row belongs to it. So exactly one rank reads each file completely,
+        before the first step. A file with one row group on an object store is left out, because each rank
+        checks its own copy of such a file.
         """
         first = {piece.group for shard in self.shards for piece in self.plan.shards[shard] if not piece.start}
         groups = (self._groups[index] for index in sorted(first))
@@ -162,8 +165,8 @@ class Loader:
             for contents, pool, ready in pools:
                 first = contents.window * self._pool_steps
                 weights = self.plan.weights[first : first + self._pool_steps]
-                # A pool is reused when nothing refers to its batches, so no variable here may refer to a
-                # batch.
+                # A pool is reused when nothing refers to its batches. So this generator must not keep a
+                # reference to a batch that it has yielded.
                 batches = deque(_batches(pool, weights, ready))
                 del pool
                 for _ in range(skipped):
@@ -175,7 +178,7 @@ class Loader:
     def _pools_of(
         self, epochs: int, epoch: int, window: int
     ) -> Generator[tuple[PoolContents, Pool, torch.cuda.Event | None], None, None]:
-        """Yields all pools in order, with their contents, and the event after which each is on the device."""
+        """Yields each pool in order, with its contents and an event that marks its arrival on the device."""
         groups = self._row_groups_of(self._pool_contents(epochs, epoch, window))
         if self._on_device:
             pinned = self._device.type == "cuda"
@@ -208,9 +211,9 @@ class Loader:
 
     @property
     def _device_bytes(self) -> int:
-        """The memory of the device, in bytes, that pools and their row groups need at most.
+        """An upper bound of the device memory, in bytes, for the pools and their row groups.
 
-        A shard's rows in one pool are complete row groups, with parts of row groups at both ends.
+        In one pool, a shard has complete row groups, plus a part of a row group at each end.
         """
         largest = max((group.rows for group in self._groups), default=0)
         num_dense, id_width = self._widths
@@ -252,8 +255,8 @@ class Loader:
         checked = partial(self._read, checked=True)
         list(read_groups(iter([group]), checked, self._reading, local=local))
         raise DataError(
-            f"{group.file.path} had an id that is not below the cardinality of its feature; the file has "
-            "been replaced since then",
+            f"{group.file.path} had an id that is not below the cardinality of its feature, but a second "
+            "read of the file found none: the file was replaced in between",
             "run build_features again for the day of this file",
         )
 
@@ -358,7 +361,7 @@ class Loader:
                 group.file.path,
             )
             self._warned_cut.add(name)
-        if columns.weight is not None:  # weights become the last dense column of a pool
+        if columns.weight is not None:  # a pool stores the weights as its last dense column
             columns = replace(columns, dense=[*columns.dense, columns.weight])
         if self._key_columns:
             columns = replace(columns, categorical=[*columns.categorical, read_row_keys(group)])
@@ -432,7 +435,7 @@ def _read_staged(ahead: Iterator[Staged], read: Callable[[RowGroup], Read]) -> I
 
 
 def _batches(pool: Pool, weights: Sequence[int], ready: torch.cuda.Event | None) -> Iterator[Batch]:
-    """Yields the first batches of a pool: one for each of `weights`, the weights of the global batches."""
+    """Yields a batch of the pool for each entry of `weights`, which are the weights of the global batches."""
     parts = (part.unbind() for part in (pool.dense, pool.categorical, pool.labels, pool.weights))
     for dense, categorical, labels, row_weights, weight in zip(*parts, weights, strict=False):
         yield Batch(dense, categorical, labels, row_weights, weight, ready)

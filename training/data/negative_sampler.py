@@ -2,8 +2,8 @@
 
 The n-th draw for a row in an epoch depends only on (seed, epoch, day, row id, n). So it does not depend on
 the number of ranks, on the device, or on whether the training was resumed. Negatives use no rows of a later
-day: items are drawn from those of the row's day, and have the features of this day. Only pairs of that day
-and of earlier train days are rejected.
+day: items are drawn from those of the row's day, and have the features of this day. An item is rejected only
+if the user chose it on that day or on an earlier train day.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns
 from training.native.library import address, library, required_library
 
-# Maximum number of repetitions of a draw that returned an item that the user chose. If all draws return such
-# items, the negative gets weight zero.
+# Largest number of draws for a negative. If the user chose the drawn item, another item is drawn. If all
+# draws return such items, the negative gets weight zero.
 _ATTEMPTS = 8
-# `ChosenPairs`: number of flags for each pair, and the largest number of bits of a flag's index.
+# `ChosenPairs` has at least this number of flags for each pair, but at most 2 ** _MOST_FLAG_BITS flags in
+# total.
 _FLAGS_PER_PAIR, _MOST_FLAG_BITS = 16, 26
 # If the catalogue has at most this number of items per draw, distinct items are found by counting the draws
 # of each item.
 _ITEMS_PER_PLACE = 8
-# The number of threads is at most the number of draws divided by this number.
+# Each thread makes at least this number of draws, if there is more than one thread.
 _DRAWS_OF_A_THREAD = 5_000
 
 
@@ -54,8 +55,9 @@ class NegativeSampler:
         num_shards: number of this rank's shards.
         unknown: decides which ids of drawn items are replaced by OOV_ID. None: no ids are replaced.
         of_vectors: whether batches contain each distinct item of a step once (`DrawnItems`), for a model
-            whose logits are products of user vectors and item vectors. Each negative is a row if this is
-            False, if ids of drawn items are replaced, or if features depend on both user and item.
+            whose logits are products of user vectors and item vectors. Each negative becomes a row of its own
+            in three cases: if this is False, if ids of drawn items are replaced, or if features depend on
+            both user and item.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class NegativeSampler:
     def _compiled_draw(
         self, keys: Tensor, first: Tensor, last: Tensor, position: Tensor, user: Tensor, day: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the second and the third result of `_draw`, by compiled code (training/native/draw.cpp).
+        """Computes the drawn items and the flags that `_draw` returns, in training/native/draw.cpp.
 
         Args:
             keys: (P,) int64, the hashes of the first draws of the rows.
@@ -269,7 +271,7 @@ class ChosenPairs:
         self.flags[self.pairs & self.mask] = True
 
     def find(self, users: Tensor, places: Tensor, days: Tensor) -> Tensor:
-        """Returns whether users chose items on a train day up to `days`, bool with the shape of `places`.
+        """Returns whether users chose items on a train day not after `days`, bool with the shape of `places`.
 
         Args:
             users: hashes of user keys, int64.
@@ -311,7 +313,8 @@ def _probabilities(catalogue: ItemCatalogue, popularity: float) -> tuple[Tensor,
     starts = catalogue.starts.tolist()
     for index, (start, stop) in enumerate(pairwise(starts)):
         weights = catalogue.clicks[start:stop].double() ** popularity
-        if float(weights.sum()) == 0:  # no items are drawn for a day without positive rows
+        # On a day without positive rows, no items are drawn. So any weights will do.
+        if float(weights.sum()) == 0:
             weights = torch.ones_like(weights)
         share = weights / weights.sum()
         shares.append(share)
@@ -320,17 +323,20 @@ def _probabilities(catalogue: ItemCatalogue, popularity: float) -> tuple[Tensor,
 
 
 def _stacked(rows: Tensor, columns: Tensor, of_drawn: Tensor) -> Tensor:
-    """Returns (P + I, W): `columns` of P rows (P, W) and of I drawn items (I, C), and zeros elsewhere."""
+    """Returns the items of P rows (P, W), then I drawn items (I, C), as a matrix (P + I, W).
+
+    All columns that are not in `columns` are zero.
+    """
     return spread(torch.cat([rows.index_select(1, columns), of_drawn]), columns, rows.shape[1])
 
 
 def _groups(rows: Tensor, columns: Tensor, of_drawn: Tensor) -> Tensor:
-    """Returns (P · group, W): each of P rows, followed by its copies with the columns of its drawn items.
+    """Returns each of P rows, followed by a copy of it for each of its drawn items, (P * group, W).
 
     Args:
         rows: (P, W), the positive rows.
         columns: (C,) int64, the columns that depend on the item.
-        of_drawn: (P, group - 1, C), the values of the drawn items in these columns.
+        of_drawn: (P, group - 1, C), the values of the drawn items in these columns. The copies contain them.
     """
     grouped = rows[:, None, :].repeat(1, 1 + of_drawn.shape[1], 1)
     if len(columns):

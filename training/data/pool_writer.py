@@ -45,20 +45,21 @@ HeldBlocks = TypeVar("HeldBlocks")
 
 
 class HeldRowGroups(Generic[Arriving, HeldGroup, HeldBlocks]):
-    """The row groups that the current pool needs, and the orders of their blocks.
+    """Holds the row groups that the current pool needs, and the orders in which their blocks are read.
 
     A row group stays in memory as long as consecutive pools need its rows.
 
     Args:
         arriving: yields, for each pool, the row groups that the previous pool did not need, in the order of
             `PoolContents.groups`.
-        hold: converts the columns of a row group to the form that stays in memory. Its arguments are the row
-            group's index and the value that `arriving` yielded for the row group.
-        hold_blocks: converts the order of a piece's blocks to the form that stays in memory.
+        hold: converts the columns of a row group before they are stored in `groups`. Its arguments are the
+            row group's index and the value that `arriving` yielded for the row group.
+        hold_blocks: converts the order of the blocks of a piece (`sharding.Piece`) before it is stored in
+            `blocks`.
 
     Attributes:
         groups: the row groups in memory, by their index.
-        blocks: the orders of blocks, by epoch and piece.
+        blocks: for each pair of epoch and piece, the order in which the piece's blocks are read.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class PoolWriter:
     Args:
         pools: creates and reuses pools. A pool contains S steps of L rows.
         num_shards: number of this rank's shards. Each shard has L / num_shards rows in a step.
-        arriving: yields the columns of row groups, as `HeldRowGroups` needs them.
+        arriving: yields the columns of row groups, in the order that `HeldRowGroups` requires.
         threads: the largest number of shards that are written in parallel.
     """
 
@@ -144,7 +145,7 @@ def _transposers_of(_: int, columns: Columns) -> tuple[Transposer, ...]:
     return tuple(transposer_of(kind) for kind in kinds)
 
 
-# Structures that describe the memory of one buffer pool, and its rows, which come from a rank's shards.
+# Structures that describe the memory of one buffer pool, and the rows of a rank's shards to write there.
 #
 # Notation: S batches of a pool, L rows of this rank in a batch, D dense features, W columns of ids.
 
@@ -153,7 +154,7 @@ KindOfColumns = TypeVar("KindOfColumns")
 
 @dataclass(frozen=True)
 class RangeRows(Generic[KindOfColumns]):
-    """Neighbouring rows in the order of a piece, which is a range of rows of a row group.
+    """Rows of a piece that are read one after the other. A piece is a range of rows of a row group.
 
     Attributes:
         columns: the columns of the row group: the label, the dense features, and the ids.
@@ -170,12 +171,12 @@ class RangeRows(Generic[KindOfColumns]):
 
 @dataclass(frozen=True)
 class ShardRows(Generic[KindOfColumns]):
-    """The rows of one shard.
+    """The rows of one shard that a pool contains.
 
     Attributes:
         ranges: the rows, one range after the other.
-        order: (rows,), a permutation: the shard's n-th row of the pool is row `order[n]` of the ranges. None
-            keeps the order of the ranges.
+        order: (rows,), a permutation. The shard's n-th row in the pool is row `order[n]` of the concatenated
+            ranges. None keeps the order of the ranges.
         first: the row of a batch where the shard's rows begin.
     """
 
@@ -355,9 +356,9 @@ def _chunks(
 ) -> Iterator[tuple[NDArray[np.int64] | slice, int, int]]:
     """Divides `rows` into chunks.
 
-    Yields three values for each chunk. The first selects rows of the piece that contain the chunk: an array
-    of blocks, or a slice of rows. The second is the position of the chunk's first row among the selected
-    rows. The third is the number of rows of the chunk.
+    Yields three values for each chunk. The first selects rows of the piece, among them those of the chunk. It
+    is an array of block numbers, or a slice of rows. The second is the position of the chunk's first row
+    among the selected rows. The third is the number of rows of the chunk.
     """
     ordered = 0 if blocks is None else min(max(len(blocks) * BLOCK_ROWS, rows.start), rows.stop)
     start = rows.start
@@ -372,7 +373,7 @@ def _chunks(
 
 
 def _take(column: NDArray[Any], source_rows: NDArray[np.int64] | slice) -> NDArray[Any]:
-    """Returns a column's values in a slice of rows, or in blocks of rows, one block after the other."""
+    """Returns a column's values in a slice of rows, or in some blocks of rows, concatenated."""
     if isinstance(source_rows, slice):
         return column[source_rows]
     whole = len(column) // BLOCK_ROWS * BLOCK_ROWS
@@ -458,7 +459,7 @@ def write_compiled_pool(
     shards: Sequence[ShardRows[CompiledTransposer]], memory: PoolMemory, threads: int, block_rows: int
 ) -> None:
     """Writes a pool like `write_pool`, without the global interpreter lock."""
-    groups: dict[int, int] = {}  # id of a row group's columns → its place in `columns`
+    groups: dict[int, int] = {}  # maps id(columns of a row group) to its number in `columns`
     columns: list[tuple[int, ...]] = []
     ranges: list[tuple[int, ...]] = []
     for shard in shards:

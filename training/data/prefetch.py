@@ -94,7 +94,7 @@ class Prefetch(Generic[Item]):
             for item in self._source:
                 if not self._put(item):
                     return
-                del item  # otherwise this item would use memory while the source creates the next item
+                del item  # frees its memory before the source creates the next item
         finally:
             if isinstance(self._source, Generator):
                 self._source.close()
@@ -147,7 +147,7 @@ def in_threads(
             result = [next(worker, _END)]
             if result[0] is _END:
                 return
-            yield result.pop()  # pop leaves no reference to the result here
+            yield result.pop()  # pop, so that this list does not keep the result in memory
 
 
 class _Dealer(Generic[Item]):

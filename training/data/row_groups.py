@@ -64,15 +64,16 @@ def _values(column: pa.ChunkedArray) -> NDArray[Any]:
 
 
 class _Pool(DummyPool):
-    """Petastorm's pool `dummy`, which works in the caller's thread, with a queue for all row groups.
+    """Petastorm's pool `dummy`, with a queue that is long enough for all row groups.
 
-    A thread of Petastorm fills the queue. With a short queue, that thread and the pool would wait for one
-    another in steps of 10 and 100 ms. Reading a small row group takes only 2 ms.
+    The pool reads row groups in the caller's thread, and a thread of Petastorm fills the queue. If the queue
+    were short, each of the two would often wait for the other, for 10 or 100 ms at a time. Reading a small
+    row group takes only 2 ms.
     """
 
     def __init__(self, row_groups: int) -> None:
         super().__init__()
-        self.workers_count = row_groups  # the length of the queue is at least this number
+        self.workers_count = row_groups  # Petastorm makes the queue at least this long
 
     def start(self, worker_class: type, worker_args: Any = None, ventilator: Any = None) -> None:
         """Fills the queue."""
@@ -84,11 +85,11 @@ class _Pool(DummyPool):
 class _Reader(Reader):
     """A reader of some row groups of some files, in a given order.
 
-    Petastorm's method gets all row groups of the files, and returns the positions of those that belong to a
-    shard. This class replaces this method, and returns the positions of the row groups to read.
+    Petastorm calls `_filter_row_groups` with all row groups of the files. Its own method returns the
+    positions of a shard's row groups. This class returns the positions of the row groups to read.
 
     Raises:
-        NoDataAvailableError: a file has another number of row groups than its manifest says.
+        NoDataAvailableError: a file's number of row groups differs from its manifest.
     """
 
     def __init__(self, groups: Sequence[RowGroup], *arguments: Any, **options: Any) -> None:
@@ -107,7 +108,7 @@ class _Reader(Reader):
 def read_together(
     groups: Sequence[RowGroup], names: Sequence[str]
 ) -> Generator[dict[str, NDArray[Any]], None, None]:
-    """Yields the columns `names` of row groups in order, like `read_row_group`, but with one reader.
+    """Yields the result of `read_row_group` for each row group, in order, but uses one reader for all.
 
     Starting a reader takes more time than reading a small row group. Yields nothing, or stops early, if a row
     group cannot be read in this way. The caller then reads this row group alone, and the error names the row
@@ -137,12 +138,12 @@ def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[A
     Raises:
         DataError: the file is not a Parquet file, or it has fewer row groups than its manifest says.
     """
-    # Petastorm uses an interface that pyarrow 14 has deprecated. The filter is never removed, because this
-    # code runs in a background thread, where warnings.catch_warnings() is not safe.
+    # Petastorm uses an interface that pyarrow 14 has deprecated. This filter hides the warnings and is never
+    # removed: the code runs in a background thread, where warnings.catch_warnings() is not safe.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\.")
     try:
-        # The row group is selected as a shard of Petastorm: with as many shards as row groups, shard i is row
-        # group i. If `group.count` is 1, the reader reads the complete file.
+        # Petastorm reads one shard of a file. With `group.count` shards, each shard is one row group, and
+        # shard i is row group i. If `group.count` is 1, the reader reads the complete file.
         reader = _open([group], names, partial(Reader, cur_shard=group.index, shard_count=group.count))
     except (pa.ArrowInvalid, NoDataAvailableError) as error:
         raise DataError(
@@ -165,15 +166,16 @@ def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[A
 def _open(groups: Sequence[RowGroup], names: Sequence[str], make: Callable[..., Reader]) -> Reader:
     """Returns a reader of the files of some row groups, which works in this thread.
 
-    Of Petastorm's worker pools, only `dummy` keeps the order of row groups and does not lose any row group if
-    the number of epochs is finite.
+    It uses Petastorm's worker pool `dummy`. The other pools change the order of row groups, or lose row
+    groups if the number of epochs is finite.
     """
     # Petastorm would cut a path at # or ? if it were in the URL.
     files, _ = get_filesystem_and_path_or_paths("file:///")
     return make(
         pyarrow_filesystem=files,
         dataset_path=list(dict.fromkeys(group.file.on_disk for group in groups)),
-        # All columns are in one pattern, because Petastorm compares each pattern with each column.
+        # One pattern matches all columns. With a pattern for each column, Petastorm would compare every
+        # pattern with every column.
         schema_fields=["|".join(re.escape(name) for name in names)],
         worker_class=_Worker,
         reader_pool=_Pool(len(groups)),

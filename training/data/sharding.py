@@ -41,8 +41,8 @@ class DataFile:
         size_bytes: size of the file; None if not known.
         staged: path of the file's copy on local disk (staging.py); None if the file has no copy.
         dt: the date of its feature partition, as an ISO date; empty if it is not known.
-        table: the rows, if they are in memory. Nothing is then read from `path`, which only names the rows in
-            messages, and the file has one row group.
+        table: the rows, if they are in memory; otherwise None. A file in memory has one row group, and its
+            `path` is used only in messages.
     """
 
     path: str
@@ -123,7 +123,7 @@ def row_groups(files: Sequence[DataFile]) -> list[RowGroup]:
     """Returns the row groups of some files, in the order of the files.
 
     Raises:
-        DataError: the sum of the row group sizes of a file is not its number of rows.
+        DataError: the row groups of a file do not add up to the file's number of rows.
     """
     groups = []
     for file in files:
@@ -201,18 +201,17 @@ def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
 # on average in the same batch as (BLOCK_ROWS - 1) / n other rows of its block.
 #
 # If users are shuffled instead of rows, the rows of a row group are ordered by user, and the third shuffle
-# moves blocks of rows instead of rows. So rows of a user stay next to each other, and a batch has them
-# together.
+# moves blocks of rows instead of rows. So rows of a user stay next to each other in a batch.
 
 BLOCK_ROWS = 32
 
-# Numbers that make the seeds of the three shuffles different.
+# Each shuffle adds its number to the seed, so that the three shuffles use different random numbers.
 _PIECES, _BLOCKS, _WINDOW = range(3)
 
 
 @dataclass(frozen=True)
 class RowRange:
-    """The rows [start, stop) of a piece, in the order in which the rows of the piece are read."""
+    """A range of rows of a piece. Rows are counted from 0 in the order in which the piece is read."""
 
     piece: Piece
     start: int
@@ -229,7 +228,7 @@ class RowOrder:
     Attributes:
         seed: seed of the shuffles; None if nothing is shuffled.
         epoch: index of the epoch.
-        by_user: whether the rows of a block stay together in a window.
+        by_user: whether the third shuffle keeps the rows of a block together (`train.shuffle=users`).
     """
 
     seed: int | None
@@ -246,7 +245,7 @@ class RowOrder:
     def blocks(self, piece: Piece) -> NDArray[np.int64] | None:
         """Returns the order of a piece's full blocks, shape (rows // BLOCK_ROWS,); None if there is no seed.
 
-        The rows after the last full block come last.
+        If the last block of the piece is not full, its rows are read last.
         """
         if self.seed is None:
             return None
@@ -255,8 +254,8 @@ class RowOrder:
     def window(self, shard: int, window: int, rows: int) -> NDArray[np.int64] | None:
         """Returns a permutation, shape (rows,), of a shard's rows in one pool; None if there is no seed.
 
-        `window` is the index of the pool within the epoch. The rows after the last full block come last if
-        blocks stay together.
+        `window` is the index of the pool within the epoch. If blocks stay together, the rows of a last block
+        that is not full come last.
         """
         if self.seed is None:
             return None
@@ -272,16 +271,17 @@ class RowOrder:
 
 
 class ShardStream:
-    """The rows of a shard in one epoch, one piece after the other."""
+    """The stream of a shard's rows in one epoch: the rows of all its pieces, concatenated."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
         self._starts = list(accumulate((piece.rows for piece in pieces), initial=0))
 
     def ranges(self, start: int, stop: int) -> list[RowRange]:
-        """Returns the rows [start, stop) of the stream, as ranges of rows of pieces.
+        """Returns the rows at the positions `start` to `stop` - 1 of the stream, as ranges of rows of pieces.
 
-        Empty ranges are left out. If the stream ends before `stop`, the ranges together have fewer rows.
+        Empty ranges are left out. If the stream ends before `stop`, the ranges have fewer than `stop - start`
+        rows.
         """
         ranges = []
         for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._pieces)):

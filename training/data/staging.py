@@ -30,11 +30,11 @@ from storage.private_folder import lock, locked, open_file, private_folder
 from training.data.sharding import RowGroup
 
 _LOCK, _MUTEX = ".lock", ".mutex"
-# Timeout for the lock that protects all folders. A process holds it for seconds, while it deletes the folders
-# of killed ranks.
+# Timeout for the lock that protects all folders. A process holds it only for some seconds, while it deletes
+# the folders of killed ranks.
 _LOCK_TIMEOUT_S = 300.0
 _CHUNK_BYTES = 8 * 2**20
-_MAGIC_BYTES = 4  # PAR1, at both ends of a file
+_MAGIC_BYTES = 4  # a Parquet file begins and ends with the 4 bytes PAR1
 _REBUILD = "run build_features again for the day of this file"
 
 
@@ -105,7 +105,7 @@ def staging_folder(below: str | None) -> Iterator[Path]:
 
 def _delete_unlocked_folders(parent: Path) -> None:
     for folder in parent.iterdir():
-        with suppress(OSError):  # this is not a staging folder, or a process uses it
+        with suppress(OSError):  # no staging folder, or a folder that a process uses
             file = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,12 +166,12 @@ def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
         for chunk in chunks
     ]
     ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
-    footer = metadata.serialized_size + 4 + _MAGIC_BYTES  # footer, its length in 4 bytes, and PAR1
+    footer = metadata.serialized_size + 4 + _MAGIC_BYTES  # the footer, 4 bytes with its length, and PAR1
     return [(0, _MAGIC_BYTES), (min(starts), max(ends) - min(starts)), (size - footer, footer)]
 
 
 def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> int:
-    """Copies byte ranges of a file to the same positions of a sparse file; returns the used disk bytes."""
+    """Copies byte ranges of a file to a sparse file, at the same positions. Returns the used disk space."""
     with open(path, "wb") as into:
         into.truncate(source.size())
         for first, count in parts:
@@ -183,5 +183,7 @@ def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> in
                     raise OSError(f"the file ended {count} bytes early")
                 into.write(chunk)
                 count -= len(chunk)
-    # A file uses whole disk blocks. Some file systems report the blocks only some time after the write.
+    # The file system uses complete disk blocks, so the file may take more space than its data. But some file
+    # systems report the blocks only some time after the write, so the result is at least the size of the
+    # data.
     return max(sum(count for _, count in parts), path.stat().st_blocks * 512)

@@ -72,7 +72,7 @@ class UnknownIds:
         return cls(places, places, of_columns, seed)
 
     def only(self, columns: Sequence[int]) -> UnknownIds:
-        """Returns the object for a matrix that has only these columns of the ids, in this order."""
+        """Returns an object for a matrix of ids that has only the columns `columns`, in this order."""
         position = {column: place for place, column in enumerate(columns)}
         kept = [index for index, place in enumerate(self.places.tolist()) if place in position]
         moved = [position[int(self.places[index])] for index in kept]
@@ -85,11 +85,11 @@ class UnknownIds:
         return self.keys(row_id, day, epoch)
 
     def keys(self, numbers: Tensor, days: Tensor, epoch: int) -> Tensor:
-        """Returns a hash of each number (R,), its day (R,) and the epoch: (R,) int64."""
+        """Returns hashes (R,) int64 of the epoch together with each of `numbers` (R,) and its day."""
         return mix(mix(mix(numbers + mix(days)) + epoch) + self.seed + _STREAM)
 
     def keys_of_draws(self, keys: Tensor, draws: int) -> Tensor:
-        """Returns a hash of each item drawn for a row, (R, draws) int64, from the keys of rows (R,)."""
+        """Returns a hash for each draw of each row, (R, draws) int64. `keys` (R,) has a hash of each row."""
         number = torch.arange(1, draws + 1, dtype=torch.int64, device=keys.device)
         return mix(keys[:, None] + number)
 
@@ -104,7 +104,8 @@ class UnknownIds:
         """
         if not len(self.places):
             return ids
-        # The number of a column is hashed before it is used, because consecutive numbers are used for draws.
+        # The column's number is hashed first. `keys_of_draws` adds small numbers to the same keys, so small
+        # numbers for columns could give the same sums.
         drawn = uniform(mix(keys.unsqueeze(-1) + mix(self.numbers))) < self.shares
         known = ids[..., self.places]
         result = ids.clone()

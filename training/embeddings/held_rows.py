@@ -44,7 +44,7 @@ class HeldRows(nn.Module):
     """
 
     may_use_kernels = True
-    holds_rows = True  # False if rows are read from files when they are needed
+    holds_rows = True  # False in a subclass that reads rows from files when needed
     list_lengths: tuple[int, ...] = ()
 
     def __init__(
@@ -61,7 +61,8 @@ class HeldRows(nn.Module):
             rows = placement.tail_rows_of(rank)
             self.tail = torch.zeros(rows, dim, dtype=storage, device="cpu", pin_memory=pinned)
         self.router = Router(placement, rank)
-        # Only one number is drawn, so that later draws do not depend on this rank's number of rows.
+        # Only this seed comes from torch's generator, so the generator's later numbers do not depend on how
+        # many rows this rank has.
         self._seed = int(torch.randint(2**62, ()))
 
     @property
@@ -142,7 +143,10 @@ class HeldRows(nn.Module):
         matrix.index_copy_(0, rows, values)
 
     def _names(self, rows: Tensor) -> Tensor | None:
-        """Returns the rows' indices in the unsharded table; None if these equal `rows`, or are not needed."""
+        """Returns the rows' indices in the unsharded table, which determine how updates are rounded.
+
+        The result is None if these indices equal `rows`, or if numbers have 32 bits and are not rounded.
+        """
         moved = self.placement.exchanges or self.tail is not None
         if not moved or self.weight.dtype == torch.float32:
             return None
@@ -183,11 +187,11 @@ class HeldRows(nn.Module):
         )
 
 
-# Storage of a table's numbers in 32 bits, or in 16 bits with stochastic rounding of updates.
+# Tables store numbers in 32 bits, or in 16 bits with stochastic rounding of updates.
 #
 # Rounding to the nearest 16-bit number would lose every update that is smaller than half the distance between
 # two neighbouring 16-bit numbers. Stochastic rounding rounds up with a probability proportional to the
-# remainder (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision", ICML, section 3.1), so the
+# remainder (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision", ICML, section 3.1). So the
 # expected value of the rounded number is the number itself.
 
 DTYPES: dict[EmbeddingStorage, torch.dtype] = {
@@ -227,7 +231,7 @@ def round_stochastically(values: Tensor, dtype: torch.dtype, seed: int, rows: Te
 def _add_and_cut(values: Tensor, random: Tensor, bits: int) -> Tensor:
     """Adds random bits to the lowest `bits` bits of each value, and then sets these bits to zero.
 
-    If the addition carries into the higher bits, the value is rounded away from zero.
+    If the addition produces a carry into the higher bits, the value is rounded away from zero.
     """
     below = (1 << bits) - 1
     return ((values.view(torch.int32) + (random & below)) & ~below).view(torch.float32)
@@ -235,9 +239,9 @@ def _add_and_cut(values: Tensor, random: Tensor, bits: int) -> Tensor:
 
 # Sets the rows of an embedding table to random numbers that do not depend on the ranks.
 
-# Count of random numbers that are drawn at a time, for tables of any size. On a CPU, these numbers fit into a
-# core's cache. A GPU must draw more at a time, because starting an operation takes as long as computing a
-# million numbers.
+# Random numbers are drawn for this many table entries at a time. On a CPU, these numbers fit into a core's
+# cache. A GPU must draw more at a time, because starting an operation takes as long as computing a million
+# numbers.
 _DRAWN_NUMBERS = 2**18
 _DRAWN_ON_A_GPU = 2**25
 
@@ -266,7 +270,8 @@ def fill_rows(table: FilledTable, draw: Callable[[int, Tensor, int], Tensor]) ->
     """
     seed = int(torch.randint(2**62, ()))
     first_list = len(table.cardinalities) - len(table.list_lengths)
-    device = table.router.block_ends.device  # a GPU also draws the numbers of rows in host memory
+    # The device of the router, because a GPU also draws the numbers for rows in host memory.
+    device = table.router.block_ends.device
     count = max((_DRAWN_NUMBERS if device.type == "cpu" else _DRAWN_ON_A_GPU) // table.dim, 1)
     for block, rows in zip(table.blocks, table.block_rows(), strict=True):
         places = range(block.place, block.place + block.rows, count)

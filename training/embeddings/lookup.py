@@ -48,8 +48,8 @@ class ExchangedRows:
         requested: (A,) int64, the indices of the rows of this rank's matrix that the ranks requested, ordered
             by requesting rank.
         requested_counts: the number of rows that each rank requested from this rank.
-        replicated: (S,) int64, the indices of the rows of this rank's matrix that this batch looks up and
-            that all ranks hold.
+        replicated: (S,) int64, the indices, in this rank's matrix, of the rows that this batch looks up and
+            all ranks hold.
     """
 
     counts: list[int]
@@ -90,7 +90,7 @@ class RowRequest:
         self._receive_vectors: ReceivedRows | None = None
 
     def start_fetch(self, weight: RowTensor, dtype: torch.dtype = torch.float32) -> None:
-        """Sends the vectors that other ranks requested, unless this method has already sent them.
+        """Sends the vectors that other ranks requested. A second call does nothing.
 
         Args:
             weight: this rank's matrix (rows, E). Its rows must not change until the step of the batch.
@@ -119,7 +119,7 @@ class RowRequest:
         return vectors, self._exchanged
 
     def discard(self) -> None:
-        """Waits for the started exchange, so that its name can be used again.
+        """Ends a request that is not used: waits for its exchange, so that the name can be used again.
 
         All ranks must call this method.
         """
@@ -136,7 +136,7 @@ def start_return(
     dtype: torch.dtype = torch.float32,
     name: str = "exchange",
 ) -> tuple[SummedRowGradient, Callable[[], Tensor]]:
-    """Sends the gradients of vectors to the owners of the vectors' rows, in `dtype`.
+    """Sends the gradient of each vector to the rank that holds the vector's row.
 
     Args:
         values: (U, E) float32, the gradients of the vectors that a `RowRequest` returned.
@@ -146,8 +146,9 @@ def start_return(
         name: name of the message; see `RowRequest`.
 
     Returns:
-        First, this rank's gradient of the rows that all ranks hold. Second, a function that waits for the
-        gradients (A, E) of the rows `exchanged.requested`, which this rank receives from all ranks.
+        Two values. The first is this rank's gradient of the rows that all ranks hold. The second is a
+        function that waits for the gradients that all ranks send to this rank, and returns them: (A, E), for
+        the rows `exchanged.requested`.
     """
     *counts, replicated_count = exchanged.counts
     num_remote = len(values) - replicated_count
@@ -157,7 +158,7 @@ def start_return(
 
 
 def sum_over_ranks(gradient: SummedRowGradient, collectives: Collectives, end: int) -> SummedRowGradient:
-    """Returns the sum over ranks of a gradient of replicated rows.
+    """Sums a gradient of replicated rows over all ranks, and returns the sum.
 
     The result has an entry for each row that any rank looked up.
 
@@ -289,7 +290,7 @@ class PaddedLists:
         return _constant(tuple(features), self.filled.device)
 
     def sources(self, num_vectors: int, num_single: int, pooling: Pooling) -> tuple[Tensor, Tensor | None]:
-        """Returns the same as `ListElements.sources`, for all ids."""
+        """Returns what `ListElements.sources` returns. Here every id is an element, padding included."""
         starts = torch.arange(0, num_vectors, num_single + self.num_lists, device=self.filled.device)
         source = (starts.unsqueeze(1) + self.features(num_single)).flatten()
         factors = self.filled.float()
@@ -304,9 +305,9 @@ class PaddedLists:
 
 
 @cache
-@torch.inference_mode(False)  # a later training could not use tensors that were created in inference mode
+@torch.inference_mode(False)  # the cached tensors are also used in training, which refuses inference tensors
 def _constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Returns numbers on a device. They are cached, because each copy would wait for the device."""
+    """Returns a tensor with these numbers. The results are cached, because a copy waits for the device."""
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 
@@ -319,7 +320,8 @@ class BatchLookup:
         ids: the ids that were looked up.
         keys: (N,), the keys that `Router` computes for the ids. If no rows are exchanged, a key is the index
             of a row of this rank's matrix.
-        lists: the elements of lists, or their columns with padding; None if no feature is a list.
+        lists: the list features of the batch, as elements or as padded columns; None if there are no list
+            features.
         groups, exchanged: the elements grouped by key, and the rows that the ranks exchanged. Both are None
             if no rows are exchanged.
     """
@@ -332,7 +334,7 @@ class BatchLookup:
     exchanged: ExchangedRows | None = None
 
     def gradients(self, pooling: Pooling) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the gradients of the vectors, and which gradient each element receives.
+        """Returns the gradients of the vectors, and for each element the index of its gradient.
 
         Returns:
             The gradients (B * C, E), zeros if the loss did not depend on the vectors; and the sources and
@@ -360,7 +362,8 @@ class RowsOfBatch:
     Attributes:
         ids: (B, W), the ids.
         keys: (N,) int64, the keys of the elements, as in `BatchLookup`.
-        lists: the elements of lists, or their columns with padding; None if no feature is a list.
+        lists: the list features of the batch, as elements or as padded columns; None if there are no list
+            features.
         groups: the elements grouped by key; None if no rows are exchanged.
         request: the request to the other ranks; None if no rows are exchanged.
     """
@@ -380,7 +383,9 @@ class RowsOfBatch:
 
 
 class BatchRows:
-    """Computes the rows of batches. The rows of one batch may be requested before its step.
+    """Finds the table rows that a batch reads, and requests them from other ranks.
+
+    The rows of the next batch can be requested before its step.
 
     Args:
         placement, router: the placement and the router of the table.
@@ -401,7 +406,7 @@ class BatchRows:
         self._early: RowsOfBatch | None = None
 
     def of_batch(self, ids: Tensor, *, padded: bool, trains: bool) -> RowsOfBatch:
-        """Returns the rows of ids (B, W). Training steps use the rows that were requested early.
+        """Returns the rows to which ids (B, W) refer. Training steps use the rows that were requested early.
 
         Args:
             ids: the ids.
@@ -415,7 +420,7 @@ class BatchRows:
         return self._of_batch(ids, "exchange", padded=padded)
 
     def of_feature(self, ids: Tensor, feature: int) -> RowsOfBatch:
-        """Returns the rows of N ids of one feature."""
+        """Returns the rows to which N ids of one feature refer."""
         return self._requested(ids, self._keys(ids.long(), self._router.features[feature]), None, "exchange")
 
     def request(self, ids: Tensor, *, padded: bool) -> None:

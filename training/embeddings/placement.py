@@ -229,9 +229,9 @@ class Placement:
 
     @cached_property
     def first_tail(self) -> int:
-        """Returns the index of the first row of the tail in a rank's matrix, which is the same on all ranks.
+        """Returns the index at which the tail begins in the matrix of every rank.
 
-        The index is the largest number of hot rows of any rank.
+        The index is the same on all ranks: the largest number of hot rows that any rank holds.
         """
         return max(self.hot_rows_of(rank) for rank in range(self.ranks))
 
@@ -252,9 +252,9 @@ class Placement:
         return self.rows_of(rank) if self.hot is None else self.first_tail + self.tail_rows_of(rank)
 
     def _hot_rows(self, feature: int, first: int, step: int, rows: int) -> int:
-        """Returns how many rows of a run are hot.
+        """Returns how many rows of a block of `_runs` are hot.
 
-        These are the run's first rows, because runs are in id order.
+        The hot rows are the first rows of the block, because its rows are in the order of their ids.
         """
         if self.hot is None:
             return rows
@@ -280,7 +280,7 @@ class Placement:
             elif feature.kind == "row_wise":
                 if first < rows:
                     yield index, first, self.ranks, -(-(rows - first) // self.ranks)
-            elif feature.kind != "replicated":  # replicated rows were yielded above
+            elif feature.kind != "replicated":  # the first loop has yielded the replicated rows
                 assert_never(feature.kind)
 
 
@@ -290,7 +290,8 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
     return Placement(tuple(cardinalities), features, ranks)
 
 
-# Decides which table rows are in the memory of a device, and which in host memory: a pure function.
+# Decides which table rows are in the memory of a device, and which are in host memory. The decision is a pure
+# function of its inputs.
 #
 # The rows of a feature are in the order of their ids, and ids are ordered by frequency. So the first rows of
 # each feature are hot: they are on the device of the rank that holds them. Each rank may hold a limited
@@ -299,8 +300,9 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 # Research 5).
 #
 # Ids that a later fit appended may be more frequent than earlier ids. Such a row can only be hot together
-# with all earlier rows of its feature. So neighbouring rows are joined to runs, until the lookups per row
-# decrease from run to run (the rule of pool-adjacent-violators, Barlow et al. 1972).
+# with all earlier rows of its feature. So neighbouring rows are joined to runs. Rows are joined until each
+# run has fewer lookups per row than the run before it (the rule of pool-adjacent-violators, Barlow et al.
+# 1972).
 #
 # Notation: C features of a table.
 
@@ -328,7 +330,7 @@ class PlannedTable:
     names: tuple[str, ...]
 
     def bytes_of(self, rank: int) -> int:
-        """Returns the bytes of all rows that a rank holds."""
+        """Returns the memory, in bytes, of all rows that a rank holds."""
         return self.placement.rows_of(rank) * self.row_bytes
 
 
@@ -406,7 +408,7 @@ def choose_tiers(
 def _hot_share(
     tables: Sequence[PlannedTable], lookups: Sequence[Sequence[NDArray[np.float64]]], hot: list[list[int]]
 ) -> float:
-    """Returns, among the lookups of tables with a tail, the share that read hot rows."""
+    """Returns the share of lookups that read hot rows, counted over the tables that have a tail."""
     hot_lookups = all_lookups = 0.0
     for table, of_table, firsts in zip(tables, lookups, hot, strict=True):
         if tuple(firsts) == table.placement.cardinalities:
@@ -418,7 +420,7 @@ def _hot_share(
 
 
 def lookups_of(table: PlannedTable, counts: IdCounts) -> list[NDArray[np.float64]]:
-    """Returns, for each feature, how often each of its rows is looked up in the days of `counts`."""
+    """Returns, for each feature, how often each of its rows is looked up, according to `counts`."""
     known = [counts[name] for name in table.names if name in counts]
     rows_of_log = max((int(of_feature.sum()) for of_feature in known), default=1)
     lookups = []
@@ -465,7 +467,7 @@ def runs_of(lookups: NDArray[np.float64]) -> Iterator[tuple[int, int, float]]:
 
 
 def _copies(placement: FeaturePlacement, ranks: int) -> float:
-    """Returns the share of the ranks that hold a row."""
+    """Returns how many ranks hold a copy of each row, as a share of all ranks."""
     if placement.kind == "replicated":
         return 1.0
     if placement.kind == "table_wise" or placement.kind == "row_wise":
@@ -486,14 +488,14 @@ def _rows_on(placement: FeaturePlacement, rank: int, ranks: int, start: int, end
 
 
 def _fitting(placement: FeaturePlacement, run: _Run, rows_left: Sequence[int]) -> int:
-    """Returns how many of the first rows of a run fit, if rank r has room for `rows_left[r]` rows."""
+    """Returns how many rows of a run fit, from its first row on; rank r has room for `rows_left[r]` rows."""
     if placement.kind == "replicated":
         return min(run.end - run.start, *rows_left)
     if placement.kind == "table_wise":
         return min(run.end - run.start, rows_left[placement.rank])
     if placement.kind == "row_wise":
         ranks = len(rows_left)
-        # The first row that does not fit is this rank's next row after the rows that fit.
+        # For each rank, the position in the run of the first row for which this rank has no room.
         ends = [
             (rank - placement.rank - run.start) % ranks + rows * ranks for rank, rows in enumerate(rows_left)
         ]
@@ -540,7 +542,8 @@ class Router(nn.Module):
             for block in placement.blocks(owner):
                 row = ranks if features[block.feature].kind == "replicated" else owner
                 if self.tiered and block.place >= placement.first_tail:
-                    # This owner has block.first // block.step hot rows before the tail.
+                    # The first block.first // block.step rows of this feature on this owner are hot, so the
+                    # tail starts after them.
                     tail_places[row][block.feature] = block.place - block.first // block.step
                 else:
                     places[row][block.feature] = block.place

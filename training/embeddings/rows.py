@@ -57,7 +57,7 @@ class Groups:
         return torch.empty_like(self.order).index_copy_(0, self.order, begins.cumsum(0))
 
     def sum(self, values: Tensor, source: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Returns for each key the sum of those rows of `values` that belong to the key's elements, (U, E).
+        """Returns for each key the sum (U, E) of the rows of `values` that the key's elements add.
 
         The rows are added in the order of the elements, so equal calls give bit-identical results.
 
@@ -103,7 +103,7 @@ def group(keys: Tensor, end: int) -> Groups:
 
 
 def group_and_count(keys: Tensor, ends: Tensor, end: int) -> tuple[Groups, list[int]]:
-    """Groups N elements by their keys (N,), and counts the distinct keys in each of some ranges.
+    """Groups N elements by their keys (N,), and counts the distinct keys in each range of keys.
 
     The host waits for a GPU only once, because the number of distinct keys is the sum of the counts.
 
@@ -123,12 +123,12 @@ def group_and_count(keys: Tensor, ends: Tensor, end: int) -> tuple[Groups, list[
 
 
 def _counts(ends: Tensor) -> Tensor:
-    """Returns the sizes of consecutive ranges from their ends."""
+    """Computes the sizes of consecutive ranges from the ends of these ranges."""
     return ends.diff(prepend=ends.new_zeros(1))
 
 
 def _sorted(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the sorted keys, their order, and where the elements of each key begin (bool); (N,) each."""
+    """Returns three tensors (N,): the sorted keys, their order, and whether an element is its key's first."""
     narrow = keys.to(torch.int32) if end < _INT32_END else keys  # sorting 32-bit keys is faster
     ordered, order = torch.sort(narrow, stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
@@ -187,7 +187,7 @@ class LookupGradient:
 RowGradient = SummedRowGradient | LookupGradient
 
 
-# Table rows in two memories: the frequent rows on the device, the others in host memory.
+# Table rows in two memories: frequent rows are on the device, and all other rows are in host memory.
 #
 # The rows in host memory are never copied to the device as a whole. If Triton's kernels are used, they read
 # and write single rows through the address of the host memory, which is pinned. Otherwise the CPU reads and
@@ -230,7 +230,7 @@ class TieredRows:
         return self.hot.device
 
     def of_kernels(self, accumulator: TieredRows | None = None) -> Tail:
-        """Returns the rows in host memory, and their accumulators, in the form that the kernels take."""
+        """Returns an object from which kernels take the rows in host memory and their accumulators."""
         return Tail(self.tail, self.first_tail, None if accumulator is None else accumulator.tail)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
@@ -254,12 +254,12 @@ class TieredRows:
         self.tail.index_copy_(dim, self._places(rows[in_tail]), values[in_tail].to(self.tail.device))
 
     def copy_(self, other: TieredRows) -> None:
-        """Copies the rows of another matrix whose rows are divided in the same way."""
+        """Copies the rows of another matrix, which must have the same rows on the device as this one."""
         self.hot.copy_(other.hot)
         self.tail.copy_(other.tail)
 
     def view(self, block: RowBlock) -> Tensor:
-        """Returns a view of the rows of a block, which are all in one memory.
+        """Returns a view of the rows of a block. All these rows are either on the device or in host memory.
 
         The method first waits for kernels that still write the host memory. The view is valid until the next
         step.
@@ -282,7 +282,7 @@ RowTensor = Tensor | TieredRows
 
 
 def _flat(rows: Tensor) -> Tensor:
-    """Returns rows (N, …) with one dimension for the numbers of a row."""
+    """Returns the rows as a matrix: rows of the shape (N,) become (N, 1), and others stay unchanged."""
     return rows.unsqueeze(1) if rows.dim() == 1 else rows
 
 
@@ -295,7 +295,7 @@ def rows_of_block(matrix: RowTensor, block: RowBlock) -> Tensor:
 
 # The compiled grouping of equal keys (training/native/group.cpp).
 
-KEY_BITS = 31  # keys with more bits are not supported
+KEY_BITS = 31  # the largest number of bits of a key
 
 
 def compiled_groups(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -92,14 +92,16 @@ class KeptRows:
         self._clear()
 
     def _clear(self) -> None:
-        # Other threads may still use the former memory, so it must not be overwritten.
+        # Do not reuse the old memory: other threads may still read it.
         device = self._like.device
         self._values = self._like
         self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # ascending
-        self._places = torch.zeros(0, dtype=torch.int64, device=device)  # the place of each row in `_values`
+        self._places = torch.zeros(0, dtype=torch.int64, device=device)  # index of each row in `_values`
 
     @torch.no_grad()
-    @torch.inference_mode(False)  # later calls may change the tensors that are kept
+    # The cache keeps its tensors and changes them in later calls. Tensors from inference mode could not be
+    # changed outside that mode.
+    @torch.inference_mode(False)
     def find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a matrix (K, E), and the position (U,) int64 of each of `rows` in this matrix.
 
@@ -129,7 +131,7 @@ class KeptRows:
         self._places = torch.cat([self._places, places])[order]
 
     def _with_room(self, count: int) -> Tensor:
-        """Returns the matrix, with space for `count` rows."""
+        """Returns the matrix of the cache, after enlarging it to at least `count` rows."""
         if count > len(self._values):
             room = max(count, min(2 * count, self._most_rows))
             larger = self._like.new_empty(room, self._like.shape[1])
@@ -160,7 +162,8 @@ class Int8Embedding(StackedEmbedding):
 
     def __init__(self, table: StackedEmbedding) -> None:
         rows, dim = table.weight.shape
-        with torch.random.fork_rng(devices=[]):  # keeps torch's random state: the base class draws a seed
+        # The constructor of the base class draws a seed. fork_rng restores torch's random state afterwards.
+        with torch.random.fork_rng(devices=[]):
             super().__init__(
                 table.cardinalities, dim, table.list_lengths, table.pooling, torch.int8, table.placement
             )

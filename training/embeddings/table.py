@@ -58,7 +58,7 @@ class StackedEmbedding(HeldRows):
         list_lengths: number of id columns of each list feature. List features come last; each other feature
             has one column.
         pooling: how the vectors of a list are combined into one vector.
-        storage: dtype of the stored numbers. It does not change the dtype of vectors.
+        storage: dtype of the stored numbers. The dtype of vectors does not depend on it.
         placement: which rank holds which rows; None means that this process holds all rows.
         collectives: the collectives of the ranks in the placement. `forward` uses them only if rows are
             exchanged. In this case, all ranks must call `forward` the same number of times.
@@ -176,12 +176,13 @@ class StackedEmbedding(HeldRows):
         return BatchLookup(vectors, rows.ids, rows.keys, rows.lists, rows.groups, exchanged)
 
     def _look_up_by_kernel(self, rows: RowsOfBatch, dtype: torch.dtype, *, reused: bool) -> BatchLookup:
-        """Looks up a batch. If `reused` is true, the vectors overwrite the vectors of the last such call."""
+        """Looks up a batch. With `reused`, the vectors overwrite those of the last call with `reused`."""
         table, positions, exchanged = self._rows_to_read(rows, dtype)
         ids, first_rows = rows.ids, self.router.replicated_places
         weight, tail = (table.hot, table.of_kernels()) if isinstance(table, TieredRows) else (table, None)
         if exchanged is not None or tail is not None:
-            # The kernel ignores the id 0 in lists. So ids count from 1, and the row of id 0 is -1.
+            # The kernel ignores the id 0 in lists, but row 0 must be read. So row r gets the id r + 1, and -1
+            # is passed as the row of id 0.
             ids = (positions + 1).view(ids.shape)
             first_rows = torch.full_like(first_rows, -1)
             if isinstance(rows.lists, PaddedLists):
@@ -208,7 +209,7 @@ class StackedEmbedding(HeldRows):
         return table.index_select(0, positions).float()
 
     def send_early(self, name: str) -> None:
-        """Lets the table send gradients in the backward pass. Its name on all ranks becomes `name`."""
+        """Makes the backward pass send gradients. `name` is the table's name, which all ranks must share."""
         self.batch_rows.name = self._pending.name = name
 
     def has_only_looked_up(self, ids: Tensor) -> bool:
@@ -232,7 +233,8 @@ class StackedEmbedding(HeldRows):
 #
 # Notation: E numbers per row, N entries.
 
-# The gradient of replicated rows, and a function that waits for the gradients of this rank's other rows.
+# The result of `start_return`: the gradient of replicated rows, and a function that waits for the gradients
+# of this rank's other rows.
 Return = tuple[SummedRowGradient, Callable[[], Tensor]]
 
 
@@ -269,7 +271,7 @@ class PendingLookups:
         self._lookups.append(lookup)
 
     def any(self) -> bool:
-        """Returns whether a lookup waits for its gradient to be read."""
+        """Returns whether there is a lookup whose gradient has not been read yet."""
         return bool(self._lookups)
 
     def only(self, ids: Tensor) -> bool:
@@ -302,7 +304,9 @@ class PendingLookups:
 
     @torch.no_grad()
     def take_lookup_gradient(self, collectives: Collectives) -> LookupGradient | None:
-        """Returns and clears the gradient of the batch since the last call. A row may have several entries.
+        """Returns and clears the gradient of the batch that was looked up since the last call.
+
+        A row may have several entries.
 
         A single rank has an entry for each lookup. If there are several ranks, each rank sums the gradient of
         a row over its own lookups. The row then has an entry for each rank that looked it up. The update
@@ -329,7 +333,8 @@ class PendingLookups:
 
     def _clear(self) -> None:
         for hook in self._hooks.values():
-            hook.remove()  # the hook and the lookup refer to each other, so both would stay in memory
+            # A hook and its lookup refer to each other. Without this call, both would stay in memory.
+            hook.remove()
         self._lookups, self._names, self._hooks, self._returns = [], {}, {}, {}
 
     def _gradient(self, lookup: BatchLookup) -> tuple[SummedRowGradient, tuple[Tensor, Tensor] | None]:
@@ -491,7 +496,7 @@ def set_kernels(model: nn.Module, use: bool) -> None:
 
 
 def weights_of(model: nn.Module) -> dict[str, RowTensor]:
-    """Returns the weights and buffers of a model by name, with all rows of its tables on this rank."""
+    """Returns a model's weights and buffers by name. Tables include this rank's rows in host memory."""
     tables = {name: table for name, table in tables_of(model).items() if table.tail is not None}
     return {**model.state_dict(), **{name: table.matrix for name, table in tables.items()}}
 
@@ -499,8 +504,8 @@ def weights_of(model: nn.Module) -> dict[str, RowTensor]:
 def take_hot_share(model: nn.Module, collectives: Collectives) -> float | None:
     """Returns the share of lookups that read rows on a device.
 
-    The share is that of all ranks' lookups since the last call. The result is None if all rows of the model
-    are on devices, or if no training step has looked up rows. All ranks must call this function.
+    All lookups of all ranks since the last call are counted. The result is None if all rows of the model are
+    on devices, or if no training step has looked up rows. All ranks must call this function.
     """
     counts = [
         table.hot_share.take(table.weight.device)

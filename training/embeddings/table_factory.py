@@ -18,7 +18,7 @@ from training.embeddings.table import StackedEmbedding
 
 log = logging.getLogger("nightrank.training")
 
-# Bytes of each optimizer's state: (per row, per number of a row).
+# Bytes of each optimizer's state: the bytes per row, and the additional bytes for each number of a row.
 _STATE_BYTES = {"row_wise_adagrad": (4, 0), "sgd": (0, 0), "lazy_adam": (4, 8), "ftrl": (0, 8)}
 
 

@@ -1,6 +1,6 @@
 """Writes a trained model as ONNX and torch.export programs, after comparing them with the model.
 
-ONNX Runtime's tools can convert the ONNX program to numbers of fewer bits:
+ONNX Runtime's tools can also write the ONNX program with smaller number formats:
 
 * `fp16`: weights, embedding tables and most operations are in float16; inputs and outputs keep their dtypes.
   Probabilities are computed in float32 from float16 logits.
@@ -45,7 +45,8 @@ LARGEST_MEAN_DIFFERENCE: dict[Format, float] = {"fp16": 0.005, "int8": 0.05}
 
 DESCRIPTION = "export.json"
 
-# The numbers of rows with which programs and model are compared. A program is traced with _TRACED rows.
+# The numbers of rows with which programs and model are compared. The exporter traces a program with an input
+# of _TRACED rows.
 _COMPARED, _TRACED = (1, 7, 300), 3
 
 # ONNX files cannot be larger than 2 GB. Weights of larger models are in a second file.
@@ -79,13 +80,14 @@ def write_export(
 ) -> dict[str, Any]:
     """Writes the programs of a model, and export.json, which describes them, to a new folder.
 
-    The forms are `ranker` and, for models of user and item vectors, `user` and `item`. For each form, the
-    folder has the files `<form>.onnx` and `<form>.pt2`, and for each of `formats` the file
-    `<form>.<format>.onnx`. If `compiled` is true, the folder also has `<form>.aotinductor.pt2`. If a program
-    differs too much from the model, no file is left in the folder.
+    A model is exported in one or three forms: always as `ranker`, and also as `user` and `item` if it
+    computes user and item vectors. For each form, the folder has the files `<form>.onnx` and `<form>.pt2`,
+    and for each of `formats` the file `<form>.<format>.onnx`. If `compiled` is true, the folder also has
+    `<form>.aotinductor.pt2`. If a program differs too much from the model, no file is left in the folder.
 
     Args:
-        exported: the model. If `formats` contains `int8`, its tables are int8 afterwards.
+        exported: the model. If `formats` contains `int8`, the function converts the tables of this model to
+            int8.
         folder: a folder that does not exist yet.
         formats: number formats with fewer bits, in which each ONNX program is also written.
         compiled: whether each program is also compiled for the processor of this machine.
@@ -94,8 +96,8 @@ def write_export(
         The content of export.json.
 
     Raises:
-        ConfigError: the folder exists or is no local path, there is no such format, or there is no C++
-            compiler for compiled programs.
+        ConfigError: the folder exists or is not a local path, a format in `formats` is unknown, or compiled
+            programs are requested and there is no C++ compiler.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """
     unknown = [name for name in formats if name not in get_args(Format)]
@@ -141,7 +143,7 @@ def _write(
                 "output": sample.form.output,
                 "greatest_difference": sample.greatest_differences(folder / name),
             }
-        for number_format in sorted(set(formats)):  # fp16 comes first, because int8 changes the tables
+        for number_format in sorted(set(formats)):  # fp16 before int8, which changes the tables
             _write_smaller(exported, samples, folder, number_format)
         for name, sample in samples.items() if formats else ():
             programs[name]["mean_difference"] = {
@@ -212,7 +214,7 @@ def _write_smaller(
 
 
 def _example(exported: ExportedModel, rows: int, form: Ranker) -> tuple[Tensor, ...]:
-    """Returns random inputs of a form: all ids can occur, and lists have all lengths from 0 on."""
+    """Returns random inputs of a form. Any id can occur, and a list can have any length, 0 included."""
     generator = torch.Generator().manual_seed(rows)
     columns = [torch.zeros(rows, 0, dtype=torch.int64)]
     for feature, span in id_columns(exported.spec, exported.multi_hot):
@@ -230,7 +232,7 @@ def _example(exported: ExportedModel, rows: int, form: Ranker) -> tuple[Tensor, 
 
 
 def _layout(exported: ExportedModel) -> Mapping[str, Any]:
-    """Returns a description of the columns of the two inputs."""
+    """Returns a description of the columns of the inputs `dense` and `categorical`."""
     return {
         DENSE: {"dtype": "float32", "columns": [feature.name for feature in exported.spec.dense]},
         CATEGORICAL: {
@@ -274,7 +276,7 @@ class Ranker(nn.Module):
 
     Args:
         model: a model in evaluation mode.
-        inputs: the names of those inputs, `dense` and `categorical`, that have columns.
+        inputs: the names of the inputs that have at least one column: `dense`, `categorical` or both.
     """
 
     output = "probability"
@@ -305,7 +307,7 @@ class SideVectors(Ranker):
 
     Args:
         model: a model with the methods `user_vectors` and `item_vectors`.
-        inputs: the names of those inputs, `dense` and `categorical`, that have columns.
+        inputs: the names of the inputs that have at least one column: `dense`, `categorical` or both.
         side: `user` or `item`.
     """
 
@@ -323,7 +325,7 @@ class SideVectors(Ranker):
 
 
 def forms_of(model: nn.Module, widths: Mapping[str, int]) -> dict[str, Ranker]:
-    """Maps the name of each form of a model to the form: `ranker`, and for some models `user` and `item`.
+    """Returns the forms of a model by name: `ranker`, and for some models also `user` and `item`.
 
     Args:
         model: a model in evaluation mode.
@@ -362,15 +364,15 @@ class Sample:
 
     @classmethod
     def of(cls, form: Ranker, version: str, inputs: Sequence[tuple[Tensor, ...]]) -> Sample:
-        """Runs a form on its inputs. If the form's model changes later, the sample does not change."""
+        """Runs a form on its inputs, and stores the results, so that the model may be changed later."""
         with torch.inference_mode():
             return cls(form, version, inputs, [form(*of_call).numpy() for of_call in inputs])
 
     def greatest_differences(self, path: Path) -> dict[str, float]:
-        """Returns the greatest differences of the programs of a form: ONNX, torch.export, and compiled.
+        """Returns the greatest difference from the model for each program of a form, by kind of program.
 
-        The third difference exists only if the export has compiled programs. `path` is the path without
-        endings.
+        The kinds are ONNX, torch.export and, if the export has compiled programs, compiled. `path` is the
+        common path of the programs, without file endings.
 
         Raises:
             InfrastructureError: a difference is larger than TOLERANCE.
@@ -417,14 +419,17 @@ class Sample:
         ]
 
     def _differences(self, results: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        """Returns absolute differences, divided by the largest number of a call if this number is above 1."""
+        """Returns the absolute differences from the expected results, for each call.
+
+        If the largest expected number of a call is above 1, its differences are divided by that number.
+        """
         return [
             np.abs(result - expected) / max(1.0, float(np.abs(expected).max()))
             for result, expected in zip(results, self.expected, strict=True)
         ]
 
     def _require(self, difference: float, limit: float, program: str, how: str) -> None:
-        if not difference <= limit:  # this is true for NaN too
+        if not difference <= limit:  # unlike `>`, this is also true for NaN
             raise InfrastructureError(
                 f"{program} differs from model {self.version} {how} {difference:.2g} (at most {limit} is "
                 "allowed)",
@@ -484,7 +489,7 @@ def instruction_set() -> str:
     return str(chosen) if chosen else ""
 
 
-# Programs with numbers of fewer bits.
+# Writes programs with smaller number formats.
 
 
 def _convert_numbers(source: Path, target: Path, number_format: Format, *, separate_weights: bool) -> None:
@@ -529,11 +534,11 @@ def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
         from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
     program = onnx.load(source)
-    add_pre_process_metadata(program)  # torch has done the other steps of pre-processing
+    add_pre_process_metadata(program)  # torch has already done the rest of the pre-processing
     quantize_dynamic(
         program,
         target,
-        op_types_to_quantize=["MatMul"],  # this includes Gemm nodes, which the tool converts to MatMul
+        op_types_to_quantize=["MatMul"],  # Gemm nodes too: the tool converts them to MatMul
         per_channel=True,
         weight_type=QuantType.QInt8,
         use_external_data_format=separate_weights,
@@ -542,10 +547,10 @@ def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
 
 @contextmanager
 def _path_of_tools() -> Iterator[None]:
-    """Lets modules of onnxruntime.transformers import each other by their names without the package.
+    """Lets modules of onnxruntime.transformers import each other by name, as long as this context is open.
 
-    The package itself adds its folder to the import path permanently, so other imports could find its
-    modules.
+    Importing the package `onnxruntime.transformers` would add its folder to sys.path permanently. Later
+    imports of other code could then find its modules by mistake.
     """
     import onnxruntime
 

@@ -112,14 +112,14 @@ def update(
 
 
 def take(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor) -> Tensor:
-    """Returns rows of a matrix in two memories; see `tiered_rows.take` in this folder."""
+    """Returns rows of a matrix whose rows are on the device and in host memory; see `tiered_rows.take`."""
     from training.kernels import tiered_rows
 
     return tiered_rows.take(hot, tail, first_tail, rows)
 
 
 def put(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor, values: Tensor) -> None:
-    """Sets rows of a matrix in two memories; see `tiered_rows.put` in this folder."""
+    """Sets rows of a matrix whose rows are on the device and in host memory; see `tiered_rows.put`."""
     from training.kernels import tiered_rows
 
     tiered_rows.put(hot, tail, first_tail, rows, values)
@@ -131,7 +131,7 @@ def interacts(device: torch.device, num_vectors: int) -> bool:
 
 
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
-    """Returns DLRM's dot interaction, and columns of zeros; see `interaction.interact` in this folder."""
+    """Returns DLRM's dot interaction, padded with columns of zeros; see `interaction.interact`."""
     from training.kernels.interaction import interact
 
     return interact(bottom, embedded)

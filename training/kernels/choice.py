@@ -101,7 +101,7 @@ def _compile(compiler: str, headers: str) -> str | None:
 def _warn(setting: str, missing: str) -> None:
     """Warns once per process that torch's operators are used.
 
-    Without this limit, a scoring worker that loads several models would warn several times.
+    If every model logged the warning, a scoring worker that loads several models would repeat it.
     """
     log.warning(
         "torch's operators are used instead of Triton's kernels, which is slower: %s (%s=auto, host %s)",

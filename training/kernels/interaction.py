@@ -40,7 +40,7 @@ _ROW_BYTES = 16
 
 
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
-    """Returns the interaction of `bottom` (B, E) and `embedded` (B, C, E), and columns of zeros.
+    """Returns the interaction of `bottom` (B, E) and `embedded` (B, C, E), padded with columns of zeros.
 
     The result has the shape (B, K), where K is E + F (F - 1) / 2, rounded up until a row is a multiple of 16
     bytes. If `bottom` is None, the result has only the dot products.
@@ -106,7 +106,7 @@ def _width(bottom: Tensor, embedded: Tensor) -> int:
 
 
 def _padded(columns: int, dtype: torch.dtype) -> int:
-    """Returns the number of columns with which a row is a multiple of 16 bytes."""
+    """Rounds `columns` up to the next number for which a row's bytes are a multiple of 16."""
     multiple = _ROW_BYTES // dtype.itemsize
     return -(-columns // multiple) * multiple
 
@@ -128,7 +128,7 @@ def program_of(num_vectors: int, dim: int, *, exact: bool) -> dict[str, int]:
 
 
 class _Shape:
-    """The arguments of both kernels. `width` is the number of columns of the output, with zeros."""
+    """The arguments of both kernels. `width` is the number of output columns, with those of zeros."""
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         _, num_features, dim = embedded.shape

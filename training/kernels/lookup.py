@@ -24,8 +24,8 @@ from torch import Tensor
 from storage.feature_spec import PAD_ID
 from training.kernels.tail import Tail
 
-# Count of numbers that one program (instance of the kernel) gathers. With 4,096 numbers, the kernel for lists
-# would need more than 255 registers per thread, and would store some values in memory
+# One program (an instance of the kernel) gathers at most this many numbers. With 4,096 numbers, the kernel
+# for lists would need more than 255 registers per thread, and would store some values in memory
 # (tests/training/test_compiled_kernels.py).
 _TILE = 1024
 
@@ -59,11 +59,11 @@ class FeaturePositions:
 
 
 @cache
-@torch.inference_mode(False)  # a later training could not use tensors that were created in inference mode
+@torch.inference_mode(False)  # the cached tensors are also used in training, which refuses inference tensors
 def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns `column` and `width` of `FeaturePositions`.
 
-    They are cached: each copy would wait for the device.
+    The results are cached, because a copy to the device waits for it.
     """
     starts = [0, *accumulate(widths)][:-1]
     return (
@@ -159,7 +159,7 @@ def _gather(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Computes a tile (BLOCK, BLOCK_DIM) of the vectors.
+    """Computes one tile (BLOCK, BLOCK_DIM) of the result in each program (an instance of the kernel).
 
     Vector v is the vector of feature v % C in row v // C of the batch.
     """

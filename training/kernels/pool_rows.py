@@ -1,7 +1,7 @@
 """A kernel that writes rows of row groups on the device to a buffer pool, in the order of the batches.
 
-Each program reads a tile: some columns of a block of rows, which are neighbours in every column. It writes
-each row's numbers to the row's place in the pool.
+Each program (an instance of the kernel) reads a tile: some columns of a block of consecutive rows. It writes
+each row's numbers to the row's position in the pool.
 
 Notation: a row group has G rows and 1 + D + W columns: the label, D dense features, and W columns of ids.
 """
@@ -30,14 +30,16 @@ def write_rows(
     weights: Tensor,
     block_rows: int,
 ) -> None:
-    """Writes the rows of ranges to a pool of N rows, and the weight 1 for each of them.
+    """Writes rows of row groups to a pool of N rows, and sets the weights of the written rows to 1.
 
     Args:
-        ranges: (R, 8) int64, for each range: the address of the row group's columns (1 + D + W, G) of 4-byte
-            numbers; G; the row where the piece begins; the address of the order of the piece's blocks
-            (int32); the number of these blocks; the range's first position in that order, and the position
-            after its last row; the place of its first row in `targets`.
-        tiles: (T, 2) int32, a range and the place of a block in the order of its piece's blocks.
+        ranges: (R, 8) int64, eight numbers for each range of rows of a piece (a piece is a range of rows of a
+            row group). They are: the address of the row group's columns (1 + D + W, G), which are 4-byte
+            numbers; G; the row where the piece begins; the address of the order in which the piece's blocks
+            are read (int32); the number of these blocks; the first position of the range in the piece's row
+            order; the position after its last row; and the index in `targets` of its first row.
+        tiles: (T, 2) int32, for each tile, the index of its range, and the position of its block in the order
+            of the piece's blocks.
         targets: (N,) int32, for each row of the ranges, one range after the other, its row in the pool.
         labels: (N,) int32, the bits of the labels.
         dense: (N, D) int32, the bits of the dense features.
@@ -82,7 +84,7 @@ def _write_rows(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes some columns of one block of rows."""
+    """Writes one tile to the pool: some columns of one block of rows."""
     tile = tl.program_id(0)
     of_range = ranges + 8 * tl.load(tiles + 2 * tile).to(tl.int64)
     place = tl.load(tiles + 2 * tile + 1)

@@ -62,8 +62,8 @@ def update_rows(
         sources: (N,) int64, the index of the row of `gradient` that belongs to each lookup. None means that
             lookup n uses row n.
         scales: (N,) float32, a factor for each lookup's row of `gradient`; None means that all factors are 1.
-        names: (N,) int64, the number from which the random bits of the rounding are computed for each
-            lookup's row; None means the index of the row.
+        names: (N,) int64, for each lookup, the number that identifies its row when random bits for the
+            rounding are computed; None means the index of the row.
         epsilon: the epsilon of row-wise Adagrad.
         seed, step: the seed, and the step of the training. Together with row and column, they determine the
             random bits of the rounding.
@@ -107,10 +107,9 @@ def update_rows(
 def _pools(
     weight: Tensor, accumulator: Tensor | None, tail: Tail | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Returns weight and accumulator on the device, both in host memory, and `Tail.first`.
+    """Returns weight and accumulator on the device, weight and accumulator in host memory, and `Tail.first`.
 
-    If one of these tensors does not exist, the result contains another tensor in its place, which the kernel
-    does not use.
+    A tensor that does not exist is replaced by another tensor, which the kernel does not use.
     """
     sums = weight if accumulator is None else accumulator
     if tail is None:
@@ -337,7 +336,7 @@ def apply(
 # SC). The random bits are a function of seed, step, row and column, so the order in which the programs
 # (instances of a kernel) run does not change them.
 
-# Number of mantissa bits, and the biased float32 exponent below which the spacing of numbers is constant.
+# See `grid_of`: number of mantissa bits, and lowest exponent.
 _GRIDS = {torch.bfloat16: (7, 8), torch.float16: (10, 113)}
 
 

@@ -1,4 +1,4 @@
-"""The rows of a table that the kernels read and write in host memory."""
+"""Describes those rows of a table that are in host memory, where kernels read and write them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _TILE = 1024
 
 
 def take(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor) -> Tensor:
-    """Returns rows of the matrix, (N, E) in its dtype.
+    """Returns rows of the matrix, (N, E), in the dtype of the matrix.
 
     Args:
         hot: (H, E), the rows in the device's memory.

@@ -103,8 +103,8 @@ def _gpu_text() -> str:
 # checkpoint (training/checkpoints/checkpoints.py). This checkpoint may have been written by a different
 # number of ranks. ranks.py starts the ranks; if a rank is lost, Horovod's driver starts a new rank.
 
-# Trains one ring to the end. At each checkpoint, the function calls its argument, which raises an error if
-# ranks joined or left.
+# A function that trains one ring to the end. At each checkpoint, it calls the function that it gets as its
+# argument. That function raises an error if ranks have joined or left.
 TrainRing = Callable[[Callable[[], None]], dict[str, object]]
 
 
@@ -122,7 +122,7 @@ def run_elastic_rank(train: TrainRing, outcome_of: Callable[[Exception], RankOut
 
 
 class _Ring(State):
-    """The state that an elastic rank keeps when ranks join or leave: the outcome of a rank that has failed.
+    """What an elastic rank remembers when ranks join or leave: the failure of a rank, if one has failed.
 
     Horovod can save and restore such a state and broadcast it from rank 0. This class does not use these
     functions. Instead, every rank loads its state from the last checkpoint, because the table rows of a lost
@@ -173,7 +173,8 @@ def _train_in_ring(
         raise HorovodInternalError("this rank failed") from error
 
 
-# The GPU on which a rank trains: the GPU of its Spark task, or else the GPU whose index is the local rank.
+# Chooses the GPU on which a rank trains: the GPU of its Spark task or, if Spark does not manage GPUs, the GPU
+# whose index is the local rank.
 
 
 def device_of_rank(train: Train) -> torch.device:
@@ -219,7 +220,10 @@ def _take_gpu() -> int | None:
 
 
 class HorovodCollectives:
-    """`Collectives` over Horovod. Names are used again, because Horovod negotiates each name only once."""
+    """`Collectives` over Horovod.
+
+    Calls of a method reuse the same names, because ranks must negotiate each new name of a tensor.
+    """
 
     def __init__(self) -> None:
         self.rank = hvd.rank()
@@ -245,8 +249,8 @@ class HorovodCollectives:
 
     def start_all_to_all(self, values: Tensor, splits: Sequence[int], name: str) -> ReceivedRows:
         """See `Collectives`."""
-        # Horovod does not support bfloat16. An exchange does not change numbers, so their bits are sent as
-        # float16.
+        # Horovod does not support bfloat16. An exchange does not change numbers, so the bits of bfloat16
+        # numbers are sent as float16.
         sent = values.view(torch.float16) if values.dtype == torch.bfloat16 else values
         counts = torch.tensor(list(splits), dtype=torch.int32)
         handle = hvd.alltoall_async(sent.contiguous(), splits=counts, name=name)

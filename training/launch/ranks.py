@@ -37,12 +37,13 @@ from training.progress import Channel, Listener, RankOutcome, Report
 
 # Chooses the number of ranks of a training, and checks that Spark can run them.
 #
-# Without these checks, Horovod would wait, or fail without giving the reason.
+# Without these checks, Horovod would wait for ever, or fail with an error that does not name the reason.
 
 _POLL_S = 1.0
 _LOCAL = re.compile(r"local(\[[^],]*(,\s*(\d+)\s*)?\])?")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_CLUSTER_FAILURES = "4"  # Spark's default of spark.task.maxFailures; a local master ignores the setting
+# Spark's default of spark.task.maxFailures. A local master ignores this setting.
+_CLUSTER_FAILURES = "4"
 
 
 def is_local(spark: SparkSession) -> bool:
@@ -53,9 +54,9 @@ def is_local(spark: SparkSession) -> bool:
 def ranks_to_start(spark: SparkSession, train: Train) -> int:
     """Returns the number of ranks to start.
 
-    This is `train.num_ranks`, or the number that `auto` stands for (`largest_number`), or fewer if an elastic
-    training lacks slots. Spark has one slot for each task that it can run at the same time. Unless the master
-    is local, this function waits up to `train.start_timeout_s` for slots.
+    This is `train.num_ranks`, or the number that `auto` stands for (`largest_number`). An elastic training
+    starts with fewer ranks if Spark has too few slots. Spark has one slot for each task that it can run at
+    the same time. Unless the master is local, this function waits up to `train.start_timeout_s` for slots.
 
     Raises:
         InfrastructureError: Spark has too few slots.
@@ -77,9 +78,10 @@ def ranks_to_start(spark: SparkSession, train: Train) -> int:
 def largest_number(spark: SparkSession, train: Train) -> int:
     """Returns `train.num_ranks`, or the number that `auto` stands for.
 
-    With a local master, `auto` is one rank, or one for each GPU of this machine. With another master, or if
-    the training is elastic, it is one rank for each task that Spark can run at the same time. If tasks need a
-    GPU, Spark runs one task for each GPU. The number is at most `num_shards`, and divides `num_shards`.
+    With a local master, `auto` means one rank for each GPU of this machine, but at least one rank. With
+    another master, or if the training is elastic, it means one rank for each task that Spark can run at the
+    same time. If tasks need a GPU, Spark runs one task for each GPU. The number is at most `num_shards`, and
+    divides `num_shards`.
     """
     if train.num_ranks != "auto":
         return train.num_ranks
@@ -88,9 +90,9 @@ def largest_number(spark: SparkSession, train: Train) -> int:
 
 
 def cores_of_driver(train: Train) -> int | None:
-    """Returns the number of cores for one rank in this process, if it is known without a session.
+    """Returns the number of cores for a single rank in this process, if no session is needed to find it.
 
-    The result is None if only an open session can show this number, or if there is more than one rank.
+    The result is None if this number depends on an open session, or if there is more than one rank.
     """
     if train.elastic is not None or train.num_ranks not in ("auto", 1):
         return None
@@ -108,7 +110,7 @@ def cores(spark: SparkSession) -> int:
 def _local_gpus(train: Train) -> int:
     if train.device == "cpu":
         return 0
-    import torch  # so the driver of a cluster does not import it
+    import torch  # imported here, because the driver of a cluster does not need torch
 
     return torch.cuda.device_count()
 
@@ -129,7 +131,7 @@ def _slots(spark: SparkSession) -> int:
 
 
 def _require_slots(spark: SparkSession, train: Train, ranks: int, slots: int) -> int:
-    """Returns `slots` if they are enough for the training; otherwise raises InfrastructureError."""
+    """Returns `slots`. Raises InfrastructureError if the training needs more slots."""
     key, least = "num_ranks", ranks
     if train.elastic:
         key, least = "elastic.min_ranks", train.elastic.min_ranks
@@ -163,8 +165,8 @@ def _require_restarts(spark: SparkSession) -> None:
 
 log = logging.getLogger("nightrank.launch")
 
-# If two trainings started at once in one application, each could take some of the slots and then wait forever
-# for the others.
+# This lock is held during a training. If two trainings of an application ran at the same time, each could
+# take some of the slots and then wait for ever for the rest.
 _ONE_AT_A_TIME = threading.Lock()
 
 # How long a rank waits in a collective for another rank. The other rank may have left the ring because a
@@ -194,9 +196,9 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     """Trains on `plan.train.num_ranks` ranks. Each rank is a process in its own Spark task.
 
     If the master is local, a single rank trains in this process instead, with all cores of Spark. Otherwise,
-    the ranks write log lines to the standard error of their executors; with a local master, this is the
-    driver's standard error. If an application calls this function twice at the same time, the second training
-    waits for the first.
+    the ranks write log lines to the standard error of their executors. With a local master, that is the
+    standard error of the driver. If an application calls this function twice at the same time, the second
+    training waits for the first.
 
     Args:
         spark: the session whose tasks run the ranks.
@@ -336,8 +338,8 @@ def no_fork() -> Iterator[None]:
     """Prevents Horovod from forking the driver.
 
     Horovod would fork to import torch and to check for Gloo in the child process. This takes seconds. The
-    child process would also inherit the driver's sockets to the JVM, and would reset them when it ends. The
-    check is not needed: if Gloo is missing, the ranks end at once in hvd.init().
+    child process would also inherit the driver's sockets to the JVM. When it ends, these connections would be
+    reset. The check is not needed: if Gloo is missing, the ranks end at once in hvd.init().
     """
     originals = [module.gloo_built for module in _CHECK_GLOO]
     for module in _CHECK_GLOO:
@@ -402,8 +404,7 @@ def signals_end_ranks() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-# A training on one rank, which is the driver's process. So no process is started, and this process uses all
-# cores.
+# Trains on one rank in the driver's process. No other process is started, and this process uses all cores.
 
 _STEPS = logging.getLogger("nightrank.training.steps")
 

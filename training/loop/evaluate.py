@@ -18,7 +18,7 @@ from training.data.prefetch import Prefetch
 from training.loop.training_loop import Callback, TrainingState, is_due, threads_of_model
 
 
-@torch.no_grad()  # inference_mode would fail: Horovod resizes its outputs in another thread
+@torch.no_grad()  # not inference_mode: Horovod resizes its outputs in another thread
 def evaluate(
     model: nn.Module, loader: Loader, collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
@@ -26,8 +26,8 @@ def evaluate(
 
     This is a collective: all ranks must call it. The model computes in float32.
 
-    The model is in evaluation mode during the call, and in its former mode afterwards. A rank needs 8 bytes
-    of memory for each of its rows.
+    The model is in evaluation mode during the call. Afterwards, its previous mode is restored. A rank needs 8
+    bytes of memory for each of its rows.
     """
     was_training = model.training
     model.eval()
@@ -42,17 +42,17 @@ def evaluate(
     return summarize_over_ranks(torch.cat(labels), torch.cat(probabilities), collectives)
 
 
-# Exact metrics over the rows of all ranks, although no rank holds all rows.
+# Computes exact metrics over the rows of all ranks, although no rank holds all rows.
 #
 # Each rank counts its rows by distinct score, with one entry per score. The scores are divided into one range
 # per rank, so that all ranges have about the same number of entries. Every entry is sent to the rank of its
 # range, which merges the entries that it receives. After that, ranks exchange only sums.
 #
-# So each of R ranks holds only its own rows and about 1/R of the distinct scores. All scores with the same
-# upper 16 bits in float32 are in the same range, so a range may have up to 2¹⁶ more distinct scores. An entry
-# takes 24 bytes, and each rank may send one entry per distinct score.
+# So each of R ranks holds only its own rows and about 1/R of the distinct scores. Scores whose float32 values
+# have the same upper 16 bits are always in the same range. So a range may have up to 2¹⁶ distinct scores more
+# than that. An entry takes 24 bytes, and each rank may send one entry per distinct score.
 
-_CELLS = 2**16  # each cell contains 2¹⁶ neighbouring float32 values
+_CELLS = 2**16  # a cell contains all float32 values with the same upper 16 bits
 
 
 def summarize_over_ranks(
@@ -165,7 +165,7 @@ class Validation(Callback):
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Evaluates the model if a validation is due.
 
-        If no validation is due, this method does nothing, because another callback has requested the entry.
+        If no validation is due, this method does nothing. The entry was then created for another callback.
         """
         if self.is_entry_due(state):
             entry["validation"] = chosen_metrics(self._evaluate())

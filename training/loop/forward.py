@@ -37,10 +37,10 @@ from training.settings.check_settings import vectors_missing
 
 MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 
-# Largest number of distinct items per drawn item for which one matrix product with all items is faster than a
-# look-up of the vector of each drawn item.
+# If there are at most this many distinct items per drawn item of a user, one matrix product with all items is
+# faster than looking up the vector of each drawn item.
 _ITEMS_PER_DRAW = 16
-# The number of threads is at most the number of multiplications divided by this number.
+# Each thread does at least this number of multiplications, if there is more than one thread.
 _PRODUCTS_OF_A_THREAD = 500_000
 
 
@@ -82,9 +82,9 @@ class Forward:
         collectives: the ranks' collectives. A loss that compares the items of a step uses them.
 
     Raises:
-        ConfigError: CUDA graphs were requested without a GPU; or the model is to be compiled or recorded, but
-            is no ClickModel or uses ids outside of table lookups; or the loss compares vectors, but the model
-            has none.
+        ConfigError: `train.cuda_graphs` is true without a GPU; `train.compile` or `train.cuda_graphs` is
+            true, but the model is not a ClickModel or uses ids outside of table lookups; or the loss compares
+            vectors, but the model has none.
     """
 
     def __init__(self, model: nn.Module, train: Train, collectives: Collectives = ALONE) -> None:
@@ -169,7 +169,8 @@ class Forward:
         return Vectors(users.float(), items.float(), batch.items, self._collectives, bags)
 
     def _autocast(self) -> AbstractContextManager[object]:
-        # A recorded graph reads weights at fixed addresses, so the casts of weights must be part of it.
+        # A recorded graph reads weights at fixed addresses. So it must contain the casts of the weights, and
+        # these casts must not be cached.
         return mixed_precision(self._train.precision, self._device, cached=not self._train.cuda_graphs)
 
     def _prepare(self, part: DensePart, dense: Tensor, vectors: Sequence[Tensor]) -> nn.Module:
@@ -178,10 +179,10 @@ class Forward:
             part.compile(dynamic=False)
             return part
         recorded = _Compiled(part) if self._train.compile else part
-        # The graph reads the memory of the samples. Tables write the vectors of later steps to the same
-        # memory (`reuses_memory`). Other tensors are copied there.
+        # In each step, the graph reads its inputs from the memory of `samples`. Tables write the vectors of
+        # each step directly to that memory (`reuses_memory`). The other inputs are copied to it.
         samples = (dense.clone(), *(vector.detach().requires_grad_() for vector in vectors))
-        # torch would warn that recording and steps use different streams.
+        # Recording and steps use different streams. Without this call, torch would warn about that.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces `forward`
         return recorded
@@ -242,7 +243,8 @@ def _is_compiler_error(error: RuntimeError) -> bool:
     return isinstance(error, TorchDynamoException)
 
 
-# Dot products of users and drawn items. On a CPU, compiled code computes them (native/sampled_products.cpp).
+# Dot products of user vectors with the vectors of drawn items. On a CPU, compiled code computes them
+# (native/sampled_products.cpp).
 #
 # Notation: P users, G items of each user, I different items, E numbers per vector.
 
@@ -262,7 +264,8 @@ def sampled_products(users: Tensor, items: Tensor, index: Tensor) -> Tensor:
         # One matrix product computes more numbers than are needed. But it is faster than looking up a vector
         # for each draw, if there are not many more items than draws.
         return (users @ items.t()).float().gather(1, index)
-    of_rows = functional.embedding(index, items)  # (P, G, E); the gradient of this lookup is fast
+    # (P, G, E). `functional.embedding` is used because its backward pass is fast.
+    of_rows = functional.embedding(index, items)
     return torch.bmm(of_rows, users.unsqueeze(2)).squeeze(2).float()
 
 
@@ -319,7 +322,7 @@ def compiled_products(users: Tensor, items: Tensor, index: Tensor, instructions:
 def compiled_products_backward(
     users: Tensor, items: Tensor, index: Tensor, gradient: Tensor, instructions: int = BEST
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients (P, E) of users and (I, E) of items from the gradients (P, G) of the products.
+    """Computes the gradients (P, E) of users and (I, E) of items from the gradients (P, G) of the products.
 
     Sums are added in the order of the products, so they do not depend on the number of threads.
 
@@ -352,7 +355,8 @@ def _run_compiled(users: Tensor, items: Tensor, index: Tensor, instructions: int
 def read_loss(loss: str | dict[str, dict[str, Any]]) -> MeanLoss:
     """Returns the function that computes this rank's share of the mean loss of a global batch, a scalar.
 
-    Its arguments are the logits (L,) float32 or the vectors of the L rows of this rank, and the batch.
+    Its first argument is the logits (L,) float32, or the vectors, of the L rows of this rank. Its second
+    argument is the batch.
 
     Args:
         loss: the value of `train.loss`.

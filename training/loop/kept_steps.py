@@ -71,12 +71,14 @@ def keep_best(
         train: the section `train`.
         history: the entries of the training. The last entry belongs to the last step. This function adds the
             metrics of an evaluation to it.
-        evaluate: returns the metrics of the model on the validation split; None if no step is chosen.
+        evaluate: returns the metrics of the model on the validation split; None if the last step is always
+            kept.
         checkpoints: the checkpoints of the training, all of which are complete.
 
     Returns:
         The entry `kept` of model.json: `step` and `epoch` (from 1) of the weights that are kept, the name of
-        the `metric` and its `value`, and the `best_step`. The last three are None if no step is chosen.
+        the `metric` and its `value`, and the `best_step`. `metric`, `value` and `best_step` are None if the
+        last step is always kept.
     """
     last = history[-1]
     if evaluate is None or not any("validation" in entry for entry in history):
@@ -137,11 +139,11 @@ class EarlyStopping(Callback):
         self._rule = rule
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Checks a restored history, because the training may have ended before it was killed."""
+        """Checks a restored history. Its last entry may end the training if the process was killed then."""
         state.stopped = stop_reason(state.history, self._rule)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Checks again with the new entry."""
+        """Checks the history again, because it has a new entry."""
         state.stopped = stop_reason(state.history, self._rule)
 
 
@@ -156,11 +158,11 @@ class Prune(Callback):
         self._rule = rule
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Checks a restored history, because the training may have been pruned before it was killed."""
+        """Checks a restored history. Its last entry may prune the training if the process was killed then."""
         self._check(state)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Checks again with the new entry."""
+        """Checks the history again, because it has a new entry."""
         self._check(state)
 
     def _check(self, state: TrainingState) -> None:
@@ -186,7 +188,7 @@ class StopAtStep(Callback):
         return state.step == self._last_step
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Checks a restored step, because the training may have ended before it was killed."""
+        """Checks a restored step. It may be the last step if the process was killed then."""
         self._check(state)
 
     def on_step_complete(self, state: TrainingState) -> None:
@@ -281,7 +283,7 @@ class SaveCheckpoints(Callback):
             self._after_save()
 
     def _is_worth_saving(self, state: TrainingState, best_step: int | None) -> bool:
-        """Returns whether this step is the best so far, the training continues, and there is space."""
+        """Returns whether to save this step: it is the best so far, not the last, and there is space."""
         if best_step != state.step or state.stopped:
             return False
         problem = self._checkpoints.space_problem(state.trainer)

@@ -1,9 +1,9 @@
 """Stops a training at the first step whose loss is not finite, and saves the rows of that step.
 
-Reading a loss waits until the device has computed the loss. On a GPU, a loss is therefore read a fixed number
-of steps later, when the GPU has already computed it. All pending losses are read before a checkpoint is
-saved, so no checkpoint contains an unchecked step. Losses are equal on all ranks, so all ranks stop at the
-same step.
+When the host reads a loss, it waits until the device has computed the loss. On a GPU, a loss is therefore
+read a fixed number of steps later, when the GPU has already computed it. All pending losses are read before a
+checkpoint is saved, so no checkpoint contains an unchecked step. Losses are equal on all ranks, so all ranks
+stop at the same step.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class LossCheck(Callback):
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Checks all pending losses.
 
-        This takes no extra time, because the new history entry must wait for the sum of these losses.
+        This causes no additional wait: the entry contains the mean of these losses, so the host waits for
+        them in any case.
         """
         self.check_pending()
 
@@ -178,10 +179,10 @@ class LossCheck(Callback):
         }
 
     def _rows_of(self, shard: int) -> list[dict[str, Any]]:
-        """Returns the row ranges of the files that belong to a shard.
+        """Returns the rows of a shard, as a range of rows of each file that contains some of them.
 
         Shards are consecutive ranges of the rows of all files, in manifest order. If the loader orders the
-        rows of a row group by user, the ranges are in that order.
+        rows of a row group by user, rows are counted in that order.
         """
         sizes = self._loader.plan.sizes
         first, last = sum(sizes[:shard]), sum(sizes[: shard + 1])
@@ -209,7 +210,7 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
 
 
 def _extreme_values(batch: Batch, loader: Loader) -> dict[str, list[float]]:
-    """Maps each column to the number of values that are not finite and the largest finite absolute value."""
+    """Returns for each column how many values are not finite, and the largest finite absolute value."""
     rows = batch.weights > 0
     columns = {loader.spec.label: batch.labels[rows]}
     columns |= {

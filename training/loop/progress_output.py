@@ -16,7 +16,8 @@ from training.loop.training_loop import Callback, StepResult, TrainingState, is_
 from training.progress import Report
 
 log = logging.getLogger("nightrank.training")
-steps_log = logging.getLogger("nightrank.training.steps")  # disabled in ranks if the driver shows the steps
+# If the driver shows the steps, this logger is disabled in the ranks.
+steps_log = logging.getLogger("nightrank.training.steps")
 
 
 class LogLines(Callback):
@@ -94,7 +95,7 @@ class Meter(Callback):
     def __init__(self, device: torch.device, every_steps: int) -> None:
         self._device = device
         self._every_steps = every_steps
-        self._loader_wait_s = 0.0  # the loader's waiting time up to the last entry
+        self._loader_wait_s = 0.0  # how long the loader had waited at the last entry
         self._restart()
 
     def _restart(self) -> None:
@@ -108,7 +109,7 @@ class Meter(Callback):
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Adds the loss and the number of rows of this step's global batch to the sums."""
-        rows = float(result.batch.global_weight)  # the number of rows of the loader's batch
+        rows = float(result.batch.global_weight)  # in a batch of the loader, a number of rows
         self._loss_sum += result.loss * rows
         self._rows += rows
 
@@ -117,9 +118,9 @@ class Meter(Callback):
         return is_due(state.step, self._every_steps) or state.step == state.total_steps
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
-        """Adds `loss`, `rows_per_s` and `loader_wait_share` to the entry, and the values of `Trainer.facts`.
+        """Adds loss, speed, waiting time, and the values that `Trainer.facts` returns, to the entry.
 
-        The first three are computed over the steps since the previous entry.
+        Loss, speed and waiting time are computed over the steps since the previous entry.
         """
         loss = float(self._loss_sum) / self._rows
         seconds = time.perf_counter() - self._since

@@ -146,9 +146,9 @@ def _publish_pruned(
 
 
 def _meaningful(plan: TrainPlan, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns nested metrics, with None in place of metrics that the model's scores do not define.
+    """Returns nested metrics, in which metrics that the model cannot have are replaced by None.
 
-    Without probabilities, there is no log loss and no calibration: these entries become None.
+    If the model's scores are not probabilities, it has no log loss and no calibration.
     """
 
     def kept(value: Any) -> Any:
@@ -210,7 +210,7 @@ class _Rank:
         )
 
     def rows_of_step(self, files: Sequence[DataFile], model: nn.Module) -> RowsOfStep | None:
-        """Returns the object that selects and changes the rows of a step, for a model and its files.
+        """Returns an object that turns a batch of the loader into the rows of a step.
 
         Returns None if the batches of the loader already are the rows of a step.
         """
@@ -225,7 +225,7 @@ class _Rank:
     def _selected_rows(
         self, files: Sequence[DataFile], model: nn.Module, unknown: UnknownIds | None
     ) -> RowsOfStep:
-        """Returns the object that selects the positive rows of a step, and draws negatives for them."""
+        """Returns an object that selects a step's positive rows, and adds negatives or items to compare."""
         plan, train = self.plan, self.plan.train
         paths = {file.path for file in files}
         others = [file for file in plan.splits["train"] if file.path not in paths and train.negatives]
@@ -236,9 +236,10 @@ class _Rank:
         shards = shards_of_rank(train.num_shards, self.collectives.rank, self.collectives.size)
         if train.negatives is None:
             return ItemComparison(catalogue, train, plan.spec, multi_hot, len(shards), unknown)
-        # Vectors of users and items are enough for a loss of groups, because a constant in all logits does
-        # not change such a loss. If a model has random layers over items, vectors are not used, because the
-        # masks would depend on the number of ranks.
+        # A loss that compares the rows of a group does not change if a constant is added to all logits. So it
+        # can use dot products of user and item vectors, which lack the model's constant bias. A model with
+        # random layers (such as dropout) in its item part cannot use them, because its random masks would
+        # depend on the number of ranks.
         random = [layer for layer in model.modules() if isinstance(layer, RandomLayer) and layer.of_items]
         of_vectors = (
             train.loss_settings.compares == "groups"
@@ -418,8 +419,9 @@ def plan_tiers(
             )
         else:
             log.info(
-                "embedding rows are in two memories: at most %d of the %d bytes of a rank are on the "
-                "device. By the value counts, %.2f%% of the lookups read rows there:\n%s",
+                "embedding rows are on the device and in host memory: at most %d of the %d bytes of a rank "
+                "are on the device. According to the value counts, %.2f%% of the lookups read rows on the "
+                "device:\n%s",
                 rank_bytes,
                 held,
                 100 * tiers.expected,
@@ -478,7 +480,7 @@ def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent
 
 
 def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
-    """Returns a block with the first rows of `block`, those that the parent has too."""
+    """Returns a block with those rows of `block` that the parent also has. They are its first rows."""
     rows = -(-max(cardinalities[block.feature] - block.first, 0) // block.step)
     return replace(block, rows=min(rows, block.rows))
 

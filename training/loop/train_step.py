@@ -59,7 +59,7 @@ class Trainer:
 
     @property
     def looks_ahead(self) -> bool:
-        """Returns whether a step should get the next batch too. It should if ranks exchange table rows."""
+        """Returns whether `step` needs the next batch. It does if ranks exchange table rows."""
         return self._early.are_possible
 
     def step(
@@ -69,8 +69,8 @@ class Trainer:
 
         The rank computes while gradients are summed over ranks and rows are exchanged:
 
-        * As soon as a gradient is computed, the backward pass starts to sum it over ranks, or sends it to the
-          rank that holds the table rows.
+        * As soon as a dense gradient is computed, the backward pass starts to sum it over ranks. The gradient
+          of a table row is sent to the rank that holds the row.
         * The ids of the next batch are sent before the backward pass, and their vectors after the update of
           the rows.
 
@@ -102,7 +102,7 @@ class Trainer:
         dense, summed_loss = wait_for_sum()
         if accepted:
             self._updates.apply_dense(clipped(scale.unscaled(dense), self._train.clip_norm), rate_factor)
-        return summed_loss.clone()  # the next step overwrites the buffer of the loss
+        return summed_loss.clone()  # a copy, because the next step overwrites the original
 
     def discard_requests(self) -> None:
         """Discards the batch that a step got as `next_batch`. All ranks must call this method."""
@@ -110,7 +110,7 @@ class Trainer:
         self._early.discard()
 
     def _rows_of(self, batch: Batch) -> Batch:
-        """Returns the rows of a step. Uses the known rows if the last step got this batch as `next_batch`."""
+        """Returns the rows of a step. They exist already if the last step got this batch as `next_batch`."""
         if self._next is not None and self._next[0] is batch:
             return self._next[1]
         return self._expanded(batch)
@@ -150,9 +150,9 @@ class Trainer:
     def facts(self) -> dict[str, float]:
         """Returns values for a history entry. All ranks must call this method at the same steps.
 
-        With fp16, these values are the loss scale and the number of skipped steps. If table rows are in two
-        memories, `hot_share` is the share of lookups that read rows on a device, among all ranks' lookups
-        since the last call.
+        With fp16, these values are the loss scale and the number of skipped steps. If some table rows are in
+        host memory, `hot_share` is the share of lookups that read rows on a device. It is computed over the
+        lookups of all ranks since the last call.
         """
         share = take_hot_share(self.model, self._collectives)
         return self._loss_scale.facts() | ({} if share is None else {"hot_share": share})
@@ -162,7 +162,7 @@ class Trainer:
         return self._updates.state()
 
     def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
-        """Returns, for each tensor of `state` with one entry per table row, its row blocks on this rank."""
+        """Returns this rank's blocks of rows, for each tensor of `state` with one entry per table row."""
         weights = {f"model.{name}": name for name in self._tables}
         return {
             name: self._tables[table].blocks
@@ -226,9 +226,9 @@ class EarlyRequests:
         self._take_part = [table for table in self._tables if table.has_only_looked_up(ids)]
 
     def note_next_batch(self) -> None:
-        """Records that the work for the next batch is queued.
+        """Marks the point of the stream at which the ids of the next batch are ready.
 
-        Call this method before the work of the step.
+        Call this method before the work of the step is queued.
         """
         if self._stream is not None:
             self._ids_are_there = torch.cuda.current_stream(self._device).record_event()

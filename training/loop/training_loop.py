@@ -87,7 +87,7 @@ class TrainingLoop:
         return TrainingResult(state.history, state.step, round(state.seconds, 3), state.stopped, state.pruned)
 
     def _with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch, Batch | None]]:
-        """Yields each batch, the same batch on the device, and the next batch on the device.
+        """Yields each batch of the loader, its copy on the device, and the next batch's copy on the device.
 
         The third value is None at the end of the training, or if steps do not need it.
         """
@@ -191,7 +191,7 @@ class Callback:
     """
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Called before the first batch is read; may restore the state of an earlier attempt."""
+        """Called before the first batch is read. This hook may restore the state of an earlier attempt."""
 
     def on_step_start(self, state: TrainingState) -> None:
         """Called before each step."""
@@ -223,7 +223,7 @@ class Callback:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Returns whether an action that is due every `every` steps is due after this step; False for 0."""
+    """Returns whether `step` is a multiple of `every`; False if `every` is 0, which means never."""
     return every > 0 and step % every == 0
 
 
@@ -238,8 +238,8 @@ _FEW_WEIGHTS = 1024
 def threads_of_model(model: nn.Module) -> Iterator[None]:
     """Makes torch use one thread if the model has so few weights that more threads would not be faster.
 
-    The steps of such a model are shorter than the time in which threads wait for one another, and its loader
-    needs the other cores. benchmarks/run.py trains such a model.
+    In such a model, threads would wait for each other longer than they compute, and the loader needs the
+    other cores. benchmarks/run.py trains such a model.
     """
     tables = {id(table.weight) for table in tables_of(model).values()}
     weights = sum(weight.numel() for weight in model.parameters() if id(weight) not in tables)

@@ -95,9 +95,9 @@ def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
     This function imports the architecture, and so torch, to report wrong settings before any rank starts.
 
     Raises:
-        ConfigError: the architecture does not have the configured settings, or the loss cannot train a model;
-            or negatives are to be drawn although a feature depends on user and item; or `unknown_share` names
-            a feature without ids.
+        ConfigError: the architecture does not have the configured settings; the loss cannot train a model;
+            negatives are to be drawn although a feature depends on user and item; or `unknown_share` names a
+            feature without ids.
         DataError: a partition is missing or was replaced; or the train split has no rows, or all its rows
             have the same label.
     """
@@ -158,7 +158,7 @@ def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
 
 
 def _id_counts(train: Train, lake: LakePaths, workflow_version: str) -> IdCounts:
-    """Returns the locations of the counts of the features' ids, if table rows may be in two memories."""
+    """Returns the locations of the counts of the features' ids, if table rows may be in host memory."""
     if train.embedding_memory == "device":
         return IdCounts()
     if train.embedding_memory != "auto":
@@ -212,7 +212,7 @@ def _find_files(
     )
 
 
-# The plan of one training of a comparison.
+# Plans one training of a comparison.
 
 
 def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
@@ -240,11 +240,11 @@ def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> T
 def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion: str) -> TrainPlan:
     """Creates the plan of a champion's refit, on the dataset on which the champion was trained.
 
-    The refit has the settings and the initial weights of the champion's training: the same random weights, or
-    the same parent. Each row of the champion's training, of the validation split and of the test split is
-    used once per epoch. Days on which the parent was trained are left out, as in every warm start. The
-    champion may have the weights of a step before its last planned step, because its training ended early or
-    because an earlier step was better (`train.keep`). The refit then ends after the same share of its own
+    The refit has the settings of the champion's training, and starts from the same weights: the same random
+    weights, or those of the same parent. An epoch uses each row of the champion's training, the validation
+    split and the test split once. Days on which the parent was trained are left out, as in every warm start.
+    The champion may have the weights of a step before its last planned step, because its training ended early
+    or because an earlier step was better (`train.keep`). The refit then ends after the same share of its own
     steps, rounded up. The refit is not measured, because no rows are left to measure it with.
 
     Args:
@@ -256,7 +256,7 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
     Raises:
         ConfigError: see `make_plan`.
         DataError: see `make_plan`. Also raised if a training with this configuration, dataset and release
-            would not give the champion.
+            would make a model of another version than `champion`.
     """
     plan = make_plan(config, lake, dataset)
     if plan.description["version"] != champion:
@@ -291,7 +291,7 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
 
 
 def _last_step(steps: int, plan: TrainPlan, refit: TrainPlan) -> int | None:
-    """Returns the refit's last step; None if the champion has the weights of the last step of its epochs.
+    """Returns the refit's last step; None if the champion's weights are those of its last planned step.
 
     Args:
         steps: number of steps after which the champion's training had its weights.
@@ -303,9 +303,9 @@ def _last_step(steps: int, plan: TrainPlan, refit: TrainPlan) -> int | None:
     return -(-steps * refit.steps_per_epoch // plan.steps_per_epoch)
 
 
-# The plan of a training whose rows are in memory, without a dataset of a lake.
+# Plans a training whose rows are in memory, without a dataset of a lake.
 
-# The name of the models. A lake has one folder of models for each name.
+# The name under which the models are stored. A lake has one folder of models for each name.
 NAME = "frame"
 _NO_CHECKPOINTS = 2**31 - 1
 
@@ -332,7 +332,8 @@ def make_table_plan(
         tables: the rows of the split `train`, and of `validation` if there are any. They have the columns
             `spec.label` and the features, with the dtypes of the spec. Only lists may be null.
         lake: the lake in which the model is saved.
-        items: the features that may be the item of a model with histories, if `model` does not name it.
+        items: for a model with histories of items: the features among which the item's feature is chosen, if
+            `model` does not name it.
 
     Raises:
         ConfigError: the architecture does not exist or does not have one of the settings, the settings do not
@@ -387,9 +388,10 @@ def _steps_per_epoch(files: tuple[DataFile, ...], train: Train) -> int:
 
 
 def _check_features(model: ModelConfig, spec: FeatureSpec) -> None:
-    """Raises ConfigError if the model's settings do not fit the features, or the model needs scopes.
+    """Raises ConfigError if the model's settings do not fit the features, or if the model needs scopes.
 
-    All features of a workflow that was fitted on a frame have the scope `pair`.
+    All features of a workflow that was fitted on a DataFrame have the scope `pair`, so such a model cannot be
+    trained.
     """
     kinds = (spec.dense, spec.categorical, spec.multi_hot, spec.scoped("pair"))
     features = Features(*([feature.name for feature in kind] for kind in kinds))
@@ -398,7 +400,7 @@ def _check_features(model: ModelConfig, spec: FeatureSpec) -> None:
         check_model(model, features)
     except ConfigError as error:
         raise ConfigError(
-            f"{error.problem}. A workflow that was fitted on a frame has no scopes",
+            f"{error.problem}. A workflow that was fitted on a DataFrame has no scopes",
             "choose another architecture, or the workflow of a lake whose configuration has the section "
             "`scopes`",
         ) from error

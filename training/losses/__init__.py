@@ -11,8 +11,9 @@ A package adds a loss by an entry point of the group `nightrank.losses`. The mod
 (training/data/batch.py). Every job imports these modules to read the settings, so a module imports torch only
 inside its functions.
 
-Notation: L rows of this rank in groups of G rows, a positive row first and then its negatives; w are the
-weights of rows; N is the expected number of groups in the global batch, or the expected sum of the weights of
-their positive rows (`Batch.global_weight`). A global batch without groups has N rows, or rows whose weights
-have the sum N. Losses over vectors have P positive rows, I items, and E numbers per vector.
+Notation: This rank has L rows, in groups of G rows: a positive row, then its negatives. w is the weight of a
+row. N is `Batch.global_weight`: the expected number of groups in the global batch or, if rows have weights,
+the expected sum of the weights of the positive rows. Without groups, N is the number of rows in the global
+batch, or the sum of their weights. Losses over vectors have P positive rows, I items, and E numbers per
+vector.
 """

@@ -21,8 +21,8 @@ from training.settings import complete, known_architectures, read_settings
 
 __all__ = ["build_model", "complete", "known_architectures", "planned_tables", "read_settings"]
 
-# Layers draw their weights from torch's random generator, which all threads of the process share. If two
-# threads build a model at the same time, the second one waits, so that the weights depend only on the seed.
+# Layers draw their weights from torch's random generator, which all threads of the process share. So only one
+# thread builds a model at a time. Otherwise the weights would depend on more than the seed.
 _SEEDED = Lock()
 
 

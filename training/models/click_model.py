@@ -22,8 +22,9 @@ class ClickModel(nn.Module, ABC):
     `forward_dense` is a function of tensors of fixed shapes, so it can be compiled, or recorded as a CUDA
     graph (training/loop/forward.py).
 
-    Notation: B rows, D dense features, C features that are ids, W columns of ids, E numbers per vector. A
-        lookup of the items of histories has L places instead of the C features.
+    Notation: B rows, D dense features, C features that are ids, W columns of ids, E numbers per vector. If a
+        lookup reads the items of histories, its vectors are (B, L, E), with L items per history, not (B, C,
+        E).
     """
 
     @abstractmethod
@@ -39,15 +40,16 @@ class ClickModel(nn.Module, ABC):
         return self.forward_dense(dense, self.embed(categorical))
 
 
-# What a model can add to the loss of a step: penalties, and further items that rows reconstruct.
+# What a model can add to the loss of a step: penalties, and further target items of rows.
 
 
 @dataclass(frozen=True)
 class Bags:
-    """The items that P rows reconstruct in addition to the item of each row.
+    """Target items of P rows in addition to each row's own item.
 
     Attributes:
-        weights: (P, V) float32, the weight of each id of the item's feature in the likelihood of a row.
+        weights: (P, V) float32, for each row, the weight of each item id as a target, 0 if it is no target.
+            The ids are those of the item's feature.
         item_ids: (I,) int64, the ids of the I items with which the rows are compared.
     """
 
@@ -57,10 +59,13 @@ class Bags:
 
 @runtime_checkable
 class BagModel(Protocol):
-    """A model whose rows may reconstruct several items. Losses that compare the catalogue use these items."""
+    """A model, such as an autoencoder, whose rows may have several target items.
+
+    Losses that compare rows with the catalogue use these items.
+    """
 
     def bags(self, categorical: Tensor, items: Tensor) -> Bags | None:
-        """Returns the items that rows reconstruct; None if each row reconstructs only its item.
+        """Returns the further target items of rows; None if the only target of each row is its own item.
 
         Args:
             categorical: (P, W), the ids of the rows.

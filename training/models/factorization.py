@@ -5,8 +5,7 @@ A model that can be factorized has a method
     factorize(sides: FeatureSides, dtype: torch.dtype) -> Factorization
 
 This method copies weights, so call it after the weights are loaded. Several models use `FactorizedMLP`, an
-MLP whose first layer is computed as a sum of three terms: one of the user, one of the item, and one of the
-pair.
+MLP whose first layer is computed as a sum of three terms. They depend on the user, the item, and the pair.
 
 A side means either the users or the items. Context features are on the side of the items.
 
@@ -29,13 +28,13 @@ from storage.feature_spec import FeatureSpec
 
 Part = tuple[Tensor, ...]
 
-# On a CPU, a batched product of such narrow matrices is slow for long lists. So lists of at least this length
-# are multiplied one after the other.
+# On a CPU, one batched matrix product for the lists of all users is slow if the lists are long. So if lists
+# have at least this many items, they are multiplied one after the other.
 _LOOPED_ITEMS = 16
 
 
 class Side(Enum):
-    """The inputs on which a value in a model depends: the user, the item, or both (PAIR).
+    """Says which inputs a value in a model depends on: the user's, the item's, or both (PAIR).
 
     Context features are inputs of the side ITEM.
     """
@@ -106,7 +105,12 @@ class ItemScores(Protocol):
     """Items that all users share. Logits can be computed for all of these items, or for a range of them."""
 
     def logits(self, users: Part, items: slice) -> Tensor:
-        """Returns logits (U, I) float32 of users, tensors (U, …) from `side_part`, with a range of items."""
+        """Returns the logits (U, I) float32 of users with a range of the items.
+
+        Args:
+            users: tensors (U, …) from `side_part(Side.USER, …)`.
+            items: the range of items.
+        """
         ...
 
 
@@ -115,7 +119,7 @@ class SharesItems(Protocol):
     """A factorization that scores many shared items with less work than it needs for single pairs."""
 
     def share_items(self, items: Part, most_bytes: int) -> ItemScores | None:
-        """Returns the prepared items; None if they would need more than `most_bytes` of memory.
+        """Prepares items for scoring; returns None if this would need more than `most_bytes` of memory.
 
         Args:
             items: tensors (I, …) from `side_part(Side.ITEM, …)`, float32, on a CPU.
@@ -129,7 +133,7 @@ class Factorizable(Protocol):
     """A model that can be factorized."""
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> Factorization:
-        """Returns the factorization. The results of `side_part`, and products per pair, are in `dtype`."""
+        """Returns the factorization. `side_part` and products per pair are computed in `dtype`."""
         ...
 
 
@@ -266,7 +270,10 @@ class FactorizedMLP:
         return self.after_first(first, num_users, num_items)
 
     def after_first(self, flat: Tensor, num_users: int, num_items: int) -> Tensor:
-        """Computes the output from the first layer's sums `flat` (U * I, H). May overwrite `flat`."""
+        """Computes the output from `flat` (U * I, H), the first layer's sums before its activation.
+
+        May overwrite `flat`.
+        """
         if self._ends_first:
             return flat.view(num_users, num_items)
         flat = _activate(flat, self._slopes[0])
@@ -296,7 +303,7 @@ def _activate(values: Tensor, slopes: Tensor | None) -> Tensor:
 
 
 def vector_products(users: Tensor, items: Tensor) -> Tensor:
-    """Returns dot products (U, I, Q * P) of each vector of an item and each vector of a user.
+    """Returns the dot products of all vectors of each item with all vectors of each user, (U, I, Q * P).
 
     Each user has P vectors, and each item has Q. In the last dimension of the result, the index of the user's
     vector changes fastest.
@@ -307,7 +314,7 @@ def vector_products(users: Tensor, items: Tensor) -> Tensor:
     """
     num_users, user_vectors, dim = users.shape
     lists, num_items, item_vectors, _ = items.shape
-    if lists == 1:  # one matrix product for all users
+    if lists == 1:  # all users have the same list, so one matrix product is enough
         flat = items.reshape(num_items * item_vectors, dim) @ users.reshape(num_users * user_vectors, dim).t()
         products = flat.view(num_items, item_vectors, num_users, user_vectors).permute(2, 0, 1, 3)
         return products.reshape(num_users, num_items, item_vectors * user_vectors)  # from (U, I, Q, P)

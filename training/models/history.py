@@ -31,8 +31,8 @@ class Layout:
         columns: the columns of the history in the categorical matrix.
         ages: the columns of the ages of the history's items; None if the model reads no ages.
         num_ages: number of ids of ages.
-        cardinalities: number of rows of each feature in the table. If the items of the history have the rows
-            of the item's feature, the history's feature has only the padding row.
+        cardinalities: number of rows of each feature in the table. If histories read the rows of the item's
+            feature, the history's feature has only one row, for padding.
     """
 
     item: int
@@ -48,7 +48,8 @@ class Layout:
     ) -> Layout:
         """Returns the layout. Raises ConfigError if the settings do not fit the features.
 
-        `shared` says whether the items of the history have the rows of the item's feature.
+        `shared` says whether the items of histories read the table rows of the item's feature, and not rows
+        of their own.
         """
         names, num_single = list(inputs.names), inputs.num_embedded - len(inputs.list_lengths)
         features = Features(names[:0], names[:num_single], names[num_single:])
@@ -79,8 +80,8 @@ class Layout:
     def with_ages(self, architecture: str, name: str, inputs: Inputs) -> Layout:
         """Returns the layout of a model that reads the feature `name` as the ages of the history's items.
 
-        The table has only the padding row of this feature. Raises ConfigError if the feature is not a list of
-        the user with as many columns as the history.
+        The ages need no rows in the table, so the table has only one row, for padding, for this feature.
+        Raises ConfigError if the feature is not a list of the user with as many columns as the history.
         """
         feature = inputs.names.index(name)
         if inputs.embedded_scopes[feature] != "user":
@@ -107,7 +108,7 @@ class Layout:
 
 
 def _columns_of(feature: int, inputs: Inputs) -> slice:
-    """Returns the columns of a feature that is a list in the categorical matrix."""
+    """Returns the columns of a list feature in the categorical matrix."""
     num_single = inputs.num_embedded - len(inputs.list_lengths)
     place = feature - num_single
     first = num_single + sum(inputs.list_lengths[:place])
@@ -115,11 +116,11 @@ def _columns_of(feature: int, inputs: Inputs) -> slice:
 
 
 def _with_ids_of(history: str, inputs: Inputs, features: Features) -> list[str]:
-    """Returns the features with one id per row that may be the item's feature.
+    """Guesses the item's feature: returns features that may be it, for a model built from a FeatureSpec only.
 
-    The features have the cardinality of the history. Of these, only features of scope `item` are returned if
-    there are any. If no feature has this cardinality, all features with one id per row are returned. A
-    training names the item's feature. This function is for models that are built only from a FeatureSpec.
+    A training need not guess, because it names the item's feature. The item's feature has one id per row, and
+    as many ids as the history. If several features do, those of scope `item` are preferred. If none does, all
+    features with one id per row are returned.
     """
     cardinalities = dict(zip(inputs.names, inputs.cardinalities, strict=True))
     scopes = dict(zip(inputs.names, inputs.embedded_scopes, strict=True))
@@ -128,7 +129,7 @@ def _with_ids_of(history: str, inputs: Inputs, features: Features) -> list[str]:
 
 
 class HistoryModel(nn.Module):
-    """A model with a table that has rows for the items of rows and of histories.
+    """A model with a table of embeddings, which also has the vectors of the items in histories.
 
     Args:
         layout: the positions of the item and the history in the inputs.
@@ -152,7 +153,7 @@ class HistoryModel(nn.Module):
             (S, P, E) float32, zeros at padding, and (S, P) bool, whether a place has an item.
         """
         is_item = histories != PAD_ID
-        if torch.compiler.is_exporting():  # the shapes of tensors must not depend on ids
+        if torch.compiler.is_exporting():  # in an exported program, no shape may depend on ids
             vectors = self.embedding.feature_vectors(histories.flatten(), self.layout.item)
             return vectors.view(*histories.shape, -1) * is_item.unsqueeze(2), is_item
         places = is_item.flatten().nonzero().squeeze(1)

@@ -9,9 +9,10 @@ dot products below its diagonal, and zeros elsewhere. ∂v_0 also includes the g
 `out`.
 
 In float32 on a CPU, a compiled function computes one row at a time (training/native/interaction.cpp). A GPU
-uses a kernel (training/kernels/). Otherwise, torch computes one tile (some rows of the batch) at a time. The
-tile's vectors and their dot products stay in a core's cache. The backward pass copies the vectors of the tile
-again. Operations over complete batches would write V (B, F, E) to memory and read it several times.
+uses a kernel (training/kernels/). In all other cases, torch computes one tile (some rows of the batch) at a
+time. The tile's vectors and their dot products stay in a core's cache. The backward pass copies the vectors
+of the tile again. Operations over complete batches would write V (B, F, E) to memory and read it several
+times.
 
 Notation: B rows, C embeddings per row, E numbers per embedding, F vectors per row: C, plus one if there is a
 bottom MLP.
@@ -31,7 +32,7 @@ from training.kernels.torch_operators import differentiable, operator
 from training.models.factorization import Side, positions_by_side
 from training.native.library import BEST, address, library, required_library
 
-# Count of numbers in a tile's vectors; they take 2 MiB in bf16.
+# The vectors of a tile have at most this many numbers, which take 2 MiB in bf16.
 _TILE_NUMBERS = 2**20
 
 
@@ -51,7 +52,7 @@ class PairDots(nn.Module):
 
 
 def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[Side, list[int]]:
-    """Maps each side of a factorization to the columns of the interaction that the side computes.
+    """Returns, for each side of a factorization, the columns of the interaction that this side computes.
 
     Args:
         vector_sides: (F,), the side of each vector. Only v_0 may have the side PAIR.
@@ -61,8 +62,9 @@ def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[
     Returns:
         USER, ITEM: v_0 if it belongs to this side, then the dot products within the side, in the order of
             `PairDots`.
-        PAIR: the dot products of each item vector with all user vectors; then, if v_0 has the side PAIR,
-            v_0, its dot products with user vectors, and its dot products with item vectors.
+        PAIR: first the dot products of each item vector with all user vectors. If v_0 has the side PAIR,
+            these columns follow: v_0, its dot products with user vectors, and its dot products with item
+            vectors.
     """
 
     def dot(left: int, right: int) -> int:
@@ -104,7 +106,7 @@ def _plain_interaction(bottom: Tensor | None, embedded: Tensor) -> Tensor:
     vectors = embedded if bottom is None else torch.cat([bottom.unsqueeze(1), embedded], dim=1)
     dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)  # (B, F * F)
     count = vectors.shape[1]
-    # `_pairs` would cache a tensor that the exporter created, and later calls could not use this tensor.
+    # Do not call `_pairs` here: it would cache a tensor of the exporter, which later calls cannot use.
     row, column = torch.tril_indices(count, count, offset=-1, device=embedded.device)
     pairs = dots.index_select(1, row * count + column)
     return pairs if bottom is None else torch.cat([bottom, pairs], dim=1)
@@ -151,7 +153,8 @@ def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tenso
     width = bottom.shape[1]
     bottom_gradient, embedded_gradient = torch.empty_like(bottom), torch.empty_like(embedded)
     tiles = _Tiles(bottom, embedded, gradient.dtype)
-    # G + Gᵀ has the gradient of each pair twice. Its diagonal is zero, but `gather` needs an index there too.
+    # G + Gᵀ has the gradient of each pair twice. Its diagonal is zero, but `gather` needs a valid index for
+    # the diagonal as well.
     mirror = _mirror(tiles.num_vectors, embedded.device)
     place = (width + mirror).clamp(max=max(gradient.shape[1] - 1, 0))
     with torch.autocast(embedded.device.type, enabled=False):
@@ -212,7 +215,8 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
 differentiable(tiled_interaction, _differentiate, _save_inputs)
 
 
-# The first call may run in inference mode. A later training could not use tensors created in that mode.
+# These tensors are cached and also used in training. The first call may run in inference mode, but training
+# cannot use tensors that were created in that mode.
 @cache
 @torch.inference_mode(False)
 def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
@@ -224,9 +228,10 @@ def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
 @cache
 @torch.inference_mode(False)
 def _mirror(num_vectors: int, device: torch.device) -> Tensor:
-    """Maps the positions of a flattened symmetric matrix (F, F) to the P pairs of vectors i > j.
+    """Returns, for each position of a flattened symmetric matrix (F, F), the index of its pair of vectors.
 
-    Element n of the result (F * F,) is the index of the pair at position n; P if n is on the diagonal.
+    The result has the shape (F * F,). The P pairs i > j have the indices 0 to P - 1. Positions on the
+    diagonal get P.
     """
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
     mirror = torch.full((num_vectors, num_vectors), len(row), device=device)
@@ -237,7 +242,7 @@ def _mirror(num_vectors: int, device: torch.device) -> Tensor:
 # The compiled interaction (training/native/interaction.cpp), for float32 tensors on the CPU. A row has
 # P = F (F - 1) / 2 pairs of vectors.
 
-# The number of threads is at most the number of multiplications divided by this number.
+# Each thread does at least this number of multiplications, if there is more than one thread.
 _PRODUCTS_OF_A_THREAD = 500_000
 
 
@@ -257,7 +262,7 @@ class _CompiledBatch(ctypes.Structure):
 
 
 def compiled_interaction(bottom: Tensor, embedded: Tensor, instructions: int = BEST) -> Tensor:
-    """Returns `bottom` and the dot products of all pairs of vectors, (B, E + P); (B, P) without a bottom MLP.
+    """Returns `bottom`, if there is a bottom MLP, followed by the dot products of all pairs of vectors.
 
     Args:
         bottom: (B, E), or (B, 0) if there is no bottom MLP.

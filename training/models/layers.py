@@ -123,7 +123,7 @@ def in_float32(layer: nn.Module, values: Tensor) -> Tensor:
 
 
 def ftrl_parts(model: nn.Module) -> dict[str, tuple[LinearPart, FtrlSettings]]:
-    """Returns the linear parts of a model that FTRL trains, by name, with their FTRL settings."""
+    """Returns, by name, those linear parts of a model that FTRL trains, and their FTRL settings."""
     parts = {name: module for name, module in model.named_modules() if isinstance(module, LinearPart)}
     return {name: (part, part.ftrl) for name, part in parts.items() if part.ftrl is not None}
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 from storage.feature_spec import PAD_ID
 from training.models.layers import RandomLayer, linear
 
-# Each draw of 64 random bits gives this number of values of 16 bits.
+# A draw of 64 random bits is divided into this many values of 16 bits.
 _NUMBERS_PER_DRAW = 4
 
 
@@ -36,7 +36,7 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
     Returns:
         (S,) int64, the first row of each group, and (B,) int64, the group of each row.
     """
-    if torch.compiler.is_exporting():  # shapes must not depend on ids, so each row is a group
+    if torch.compiler.is_exporting():  # no shape may depend on ids, so each row is a group of its own
         rows = torch.arange(sequences.shape[0], device=sequences.device)
         return rows, rows
     begins = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
@@ -50,15 +50,15 @@ Encode = Callable[[Tensor, Tensor, "Tensor | None", "Tensor | None"], Tensor]
 
 @dataclass(frozen=True)
 class LengthGroups:
-    """Sequences grouped by their lengths, so that short sequences are computed with fewer places.
+    """Sequences grouped by length, so that short sequences are not computed with the padding of long ones.
 
-    The largest lengths of the groups depend only on L, not on the other sequences of a batch. So random
-    numbers that are drawn for a group do not depend on the number of ranks.
+    Each group has a limit for the length. The limits depend only on L, not on the other sequences of a batch.
+    So random numbers that are drawn for a group do not depend on the number of ranks.
 
     Attributes:
-        order: (S,) int64, the sequences, group after group; None if all are in one group.
-        groups: number of places and number of sequences of each group that is not empty. Longer groups come
-            later.
+        order: (S,) int64, the indices of the sequences, ordered by group; None if all are in one group.
+        groups: for each group that is not empty, its number of places and its number of sequences. Groups
+            with more places come later.
         longest: number of places of the last group; 1 if there are no sequences.
     """
 
@@ -70,7 +70,7 @@ class LengthGroups:
     def of(cls, sequences: Tensor) -> LengthGroups:
         """Groups sequences (S, L) by length: at most L / 8, L / 4, L / 2 and L places."""
         count, places = sequences.shape
-        if torch.compiler.is_exporting():  # no shape may depend on ids
+        if torch.compiler.is_exporting():  # in an exported program, no shape may depend on ids
             return cls(None, ((places, count),), places)
         limits = sorted({max(-(-places // share), 1) for share in (8, 4, 2, 1)})
         lengths = (sequences != PAD_ID).sum(dim=1)
@@ -88,14 +88,14 @@ class LengthGroups:
         encode: Encode,
         ages: Tensor | None = None,
     ) -> Tensor:
-        """Encodes the sequences of each group, with as many places as the group has.
+        """Encodes the sequences of each group. Places beyond those of the group are cut off before.
 
         Args:
             vectors: (S, `longest`, E).
             is_item: (S, `longest`) bool, whether a place has an item.
             first_rows: (S,), the first row of each sequence in the batch; None outside of training.
             encode: returns one vector for each sequence, from `vectors`, `is_item`, `first_rows` and `ages`.
-            ages: (S, at least `longest`), the id of the age of each item; None if they are not read.
+            ages: (S, at least `longest`), the id of the age of each item; None if the model reads no ages.
 
         Returns:
             (S, E), in the order of the sequences.
@@ -128,16 +128,16 @@ class Timelines:
     timeline. A tile has up to `TILE_ROWS` successive sequences of one logical shard. Which sequences share a
     timeline depends only on the shard, so it does not depend on the number of ranks.
 
-    Notation: T items of all timelines, K tiles, Q sequences and M items of a tile (the largest numbers of all
-    tiles).
+    Notation: T items in all timelines, K tiles. Q and M are the largest numbers of sequences and of items in
+    a tile.
 
     Attributes:
-        items: (T,) int64, the ids of the items, tile after tile. Those of a timeline are adjacent, the oldest
-            first.
+        items: (T,) int64, the ids of the items, ordered by tile. The items of a timeline are adjacent, the
+            oldest first.
         first_rows: (T,) int64, the first row of the sequence that adds the item to its timeline.
         places: (T,) int64, the place of each item among the K * M places of items.
         newest: (S,) int64, among these K * M places, the place of the most recent item of each sequence. For
-            an empty sequence, it is any place.
+            an empty sequence, the value has no meaning.
         rows: (S,) int64, the place of each sequence among the K * Q places of sequences.
         distances: (K, Q, M) int64, the distance of each item of the tile from the most recent item of each
             sequence; negative for later items.
@@ -171,7 +171,7 @@ class Timelines:
         is_item = sequences != PAD_ID
         lengths = is_item.sum(dim=1)
         adds_one = (sequences[1:, 1:] == sequences[:-1, :-1]).all(dim=1) & is_item[1:, 0]
-        added = lengths.clone()  # (S,), the items that a sequence adds
+        added = lengths.clone()  # (S,), how many items a sequence adds to its timeline
         added[1:] = torch.where(adds_one & ~begins[1:], 1, lengths[1:])
         ends = added.cumsum(0)
         first_number = begins.nonzero().squeeze(1)  # (K,)
@@ -229,7 +229,7 @@ class RandomSequenceLayer(RandomLayer):
         self._seeds = [int.from_bytes(sha256(name.encode()).digest()[:7]) for name in names]
 
     def _draws(self, first_rows: Tensor | None) -> bool:
-        """Returns whether the layer draws numbers for these sequences: in training only."""
+        """Returns whether the layer draws numbers for these sequences. It does so only in training."""
         return self.training and first_rows is not None and bool(self._seeds) and bool(len(first_rows))
 
     def _of_shards(self, draws: Tensor, first_rows: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
@@ -283,8 +283,7 @@ class SequenceNoise(RandomSequenceLayer):
 
         Args:
             like: (S, K), a tensor of the same shape, on the same device.
-            first_rows: (S,) ascending, the first row of each sequence in the batch; None if they are not
-                trained.
+            first_rows: (S,) ascending, the first row of each sequence in the batch; None outside of training.
         """
         noise = torch.zeros(like.shape, device=like.device)
         if first_rows is not None and self._draws(first_rows):
@@ -414,13 +413,13 @@ class PointwiseBlock(nn.Module):
         U, V, Q, K = SiLU(W x̂),  x̂ = LN(x)
         y = x + W₂ Dropout(LN(A V) ⊙ U) + b₂,  A = SiLU(Q Kᵀ + d + t) / L
 
-    A place attends to itself and to older items. The bias d is learned for each distance of two places, and t
-    for each pair of ages of two items, if the model reads ages. L is the largest length of a history, so a
-    weight does not depend on the other items of a history.
+    A place attends to itself and to older items. The bias d is learned for each distance of two places. If
+    the model reads ages, the bias t is learned for each pair of the ages of two items. L is the largest
+    length of a history, so a weight does not depend on the other items of a history.
 
     The paper's t is learned for the time between two items, in ranges of its logarithm. Here an age is the
     time between an item and the most recent item, in ranges too. The encoded history is the output of the
-    most recent item, and for this item, both definitions are equal.
+    most recent item, for which both definitions give the same value.
 
     Args:
         dim: E.
@@ -433,8 +432,9 @@ class PointwiseBlock(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float, length: int, num_ages: int = 0) -> None:
         super().__init__()
         self._heads, self._length = heads, length
-        # A weight may be about 0. If this constant were much smaller than 1 / L², small changes of such a
-        # weight could then flip the sign of the output, above all for a history of one item.
+        # `eps` is not much smaller than 1 / L², because attention weights can be close to 0. With a smaller
+        # `eps`, a small change of such a weight could flip the sign of the output, above all for a history of
+        # one item.
         self.norm, self.attention_norm = nn.LayerNorm(dim), nn.LayerNorm(dim, eps=length**-2)
         self.gate, self.value, self.query, self.key = (linear(dim, dim, bias=False) for _ in range(4))
         self.distance_bias = nn.Parameter(torch.empty(length).normal_(std=0.02))

@@ -58,7 +58,7 @@ class SequenceModel(HistoryModel, ABC):
             of_user = torch.tensor([scope == "user" for scope in scopes], dtype=torch.float32)
             self.register_buffer(name, of_user, persistent=False)
         self._num_single = inputs.num_embedded - len(inputs.list_lengths)
-        # The features that are ids of each side, without the history and its ages.
+        # For each side, its features that are ids, without the history and the ages.
         self._ids_of_sides: tuple[list[int], list[int]] = ([], [])
         for feature, scope in enumerate(inputs.embedded_scopes):
             if feature != self.layout.history and inputs.names[feature] != ages:
@@ -69,8 +69,9 @@ class SequenceModel(HistoryModel, ABC):
         """Returns the encoded histories (S, E) float32.
 
         Args:
-            histories: (S, L) ids or, if the model reads ages, (S, 2 L): those of the items, then their ages.
-            first_rows: (S,), the first row of each history in the batch; None if they are not trained.
+            histories: (S, L) ids or, if the model reads ages, (S, 2 L): the ids of the items, then the ids of
+                their ages.
+            first_rows: (S,), the first row of each history in the batch; None outside of training.
         """
 
     def encode_by_length(
@@ -103,7 +104,7 @@ class SequenceModel(HistoryModel, ABC):
         return self.item_part(dense, categorical)
 
     def user_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns u of the formula above, (B, E) float32."""
+        """Returns u of the formula in the module's docstring, (B, E) float32."""
         histories = self.histories(categorical)
         encoded = self._encode_rows(histories) if self.training else self.encode(histories, None)
         if not dense.shape[1] and not self._ids_of_sides[0]:
@@ -111,7 +112,7 @@ class SequenceModel(HistoryModel, ABC):
         return encoded + self._side(dense, categorical, 0)
 
     def item_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns v of the formula above, (B, E) float32."""
+        """Returns v of the formula in the module's docstring, (B, E) float32."""
         return self._side(dense, categorical, 1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedSequenceModel:
@@ -129,7 +130,7 @@ class SequenceModel(HistoryModel, ABC):
     def _side(self, dense: Tensor, categorical: Tensor, side: int) -> Tensor:
         """Returns the sum of the vectors of the features of one side, (B, E), without the history.
 
-        If the side's only feature has one id per row, vectors of other features are not looked up.
+        If the side has only one feature, and this feature has one id per row, only its vectors are looked up.
         """
         features = self._ids_of_sides[side]
         if not dense.shape[1] and len(features) == 1 and features[0] < self._num_single:
@@ -155,7 +156,8 @@ def sequence_layout(
 ) -> Layout:
     """Returns the layout. Raises ConfigError if the settings do not fit the features.
 
-    `shared` says whether the items of the history have the rows of the item's feature.
+    `shared` says whether the items of histories read the table rows of the item's feature, and not rows of
+    their own.
     """
     by_name = zip(inputs.names, inputs.embedded_scopes, strict=True)
     pairs = [name for name, scope in by_name if scope == "pair"]
@@ -165,7 +167,7 @@ def sequence_layout(
 
 
 class FactorizedSequenceModel:
-    """The factorization: vectors of users (R, E), and vectors of items (R, E) with their biases (R,).
+    """The factorization. Users have vectors (R, E). Items have vectors (R, E) and biases (R,).
 
     All of them are float32.
     """

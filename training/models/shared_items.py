@@ -34,7 +34,8 @@ from training.native.library import BEST, address, library, required_library
 _FEW_VALUES_SHARE = 0.25
 # Number of items whose first layers are in memory at the same time.
 _TILE_ITEMS = 1024
-# Number of users of a block. Their matrices, and the first layers of a tile, fit into a core's cache.
+# Number of users of a block. The matrices of these users fit into a core's cache, together with the first
+# layers of a tile of items.
 _BLOCK_USERS = 24
 
 
@@ -42,12 +43,13 @@ class SharedItems:
     """Items that all users share. Logits can be computed for all of these items, or for a range of them.
 
     Args:
-        top: the top MLP. The columns of its pairs are the dot products of the item's and the user's vectors
-            (Q · P, those of a user are adjacent). With `bottom`, the bottom MLP's output (E) follows, and
-            its dot products with the user's vectors (P) and with the item's (Q).
+        top: the top MLP. Its columns of the side PAIR are first the Q * P dot products of an item vector with
+            a user vector, ordered by item vector, then by user vector. With `bottom`, E columns with the
+            bottom MLP's output follow, then its P dot products with user vectors, then its Q dot products
+            with item vectors.
         bottom: the bottom MLP if both sides have dense features; its output is a vector of the pair.
-        items: the parts of the items: the share of the top MLP's first layer (I, H), the vectors (I, Q, E),
-            and with `bottom`, the share of the bottom MLP's first layer (I, H').
+        items: the parts of the items: what they add to the top MLP's first layer (I, H); their vectors (I, Q,
+            E); and, with `bottom`, what they add to the bottom MLP's first layer (I, H').
         user_vectors: P.
     """
 
@@ -63,23 +65,24 @@ class SharedItems:
         if bottom is not None:
             itself, of_users, of_items = weights[dots:].split([dim, user_vectors, number])
             self._bottom_weights, self._bottom_users = itself, of_users
-            # The matrix of each item by which the bottom MLP's output is multiplied: (I, E, H).
+            # For each item, the matrix by which the bottom MLP's output is multiplied, (I, E, H).
             self._bottom_items = torch.einsum("qh,iqe->ieh", of_items, vectors).contiguous()
         self._compiled_logits = self._compiled()
 
     @staticmethod
     def bytes_of(items: Part, hidden: int, *, mixed: bool) -> int:
-        """Returns the bytes that items need in addition to their parts.
+        """Returns the additional memory, in bytes, that an object of this class needs besides `items`.
 
-        The first layer has `hidden` outputs.
+        `hidden` is the number of outputs of the top MLP's first layer. `mixed` says whether there is a bottom
+        MLP.
         """
         vectors = items[1]
         return vectors.nelement() * 4 + (len(vectors) * vectors.shape[2] * hidden * 4 if mixed else 0)
 
     def _divide(self, vectors: Tensor) -> None:
-        """Divides the vectors of the items by their number of distinct values: one, few, or many."""
+        """Sorts the Q item vectors into three groups: those with one, few, or many distinct values."""
         self._equal: list[int] = []
-        self._few: list[tuple[int, Tensor]] = []  # (number of the vector, its distinct values)
+        self._few: list[tuple[int, Tensor]] = []  # pairs of a vector's index and its distinct values
         self._many: list[int] = []
         numbers, start = [], 0
         for column in range(vectors.shape[1]):
@@ -93,8 +96,8 @@ class SharedItems:
                 start += len(values)
             else:
                 self._many.append(column)
-        self._numbers = torch.stack(numbers, 1) if numbers else None  # (I, features with few values)
-        # The elements of all vectors with many values, (I, vectors · E).
+        self._numbers = torch.stack(numbers, 1) if numbers else None  # (I, item vectors with few values)
+        # The elements of the item vectors with many values, concatenated: (I, vectors * E).
         self._values = vectors[:, self._many].flatten(1) if self._many else None
 
     def _compiled(self) -> PairLogits | None:
@@ -126,7 +129,7 @@ class SharedItems:
         return logits
 
     def _block_of(self, users: Part) -> UserBlock:
-        """Returns the terms that the users of a block add to the first layers, and the users' matrices."""
+        """Returns the values that depend on the users of a block; see `UserBlock`."""
         share, vectors = users[0], users[1]
         if self._equal:
             same = self._items[1][0, self._equal]  # (columns, E)
@@ -169,20 +172,20 @@ class SharedItems:
             logits[:, tile.start - items.start : tile.stop - items.start] = of_tile.t()
 
     def _matrix(self, column: int, vectors: Tensor) -> Tensor:
-        """Returns the factors of an item vector's elements in the first layer of each user, (E, U * H)."""
+        """Returns each user's matrix by which an item vector is multiplied in the first layer, (E, U * H)."""
         weights = self._weights[column]  # (P, H)
         return torch.einsum("ph,upe->euh", weights, vectors).flatten(1)
 
     def _of_vector(self, column: int, vectors: Tensor, values: Tensor) -> Tensor:
-        """Returns the terms that some values of an item's vector add to the first layers, (values, U * H)."""
+        """Returns what values of an item vector add to each user's first layer, (values, U * H)."""
         return values @ self._matrix(column, vectors)
 
 
 def _distinct(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the distinct rows of vectors (I, E), and for each row the number of its value, (I,).
 
-    First, the function compares sums of the rows with random weights. If two different rows have the same
-    sum, which is unlikely, all rows count as distinct.
+    To save time, the function compares only one number per row: the sum of the row's elements, multiplied by
+    random weights. If two different rows have the same sum, which is unlikely, all rows count as distinct.
     """
     draw = torch.Generator().manual_seed(0)
     weights = torch.rand(vectors.shape[1], generator=draw, dtype=torch.float64)

@@ -1,1 +1,1 @@
-"""Loops that are compiled from the C++ files of this folder, and the library that has them."""
+"""The library of C++ loops: the source files, and the Python module that loads the compiled library."""

@@ -104,13 +104,15 @@ def clipped(gradient: Tensor, norm: float | None) -> Tensor:
     return gradient * (norm / gradient.norm().clamp_min(norm))
 
 
-# The gradient of all dense parameters in one flat buffer, summed over ranks while it is computed.
+# Keeps the gradient of all dense parameters in one flat buffer, and sums it over ranks during the backward
+# pass.
 #
 # With several ranks, the buffer is divided into buckets, as in PyTorch's DistributedDataParallel (Li et al.
 # 2020, Proc. VLDB Endow. 13, section 3.2). The backward pass computes the gradients of the last layers first.
 # When all gradients of a bucket are computed, the ranks start to sum them, while the backward pass continues.
 
-# Summing a smaller bucket over ranks would take as long, because the ranks first negotiate each message.
+# The minimum size of a bucket. The sum of a smaller bucket would take the same time, because the ranks
+# negotiate each message first.
 _BUCKET_BYTES = 2**20
 
 # The first number of the buffer is the loss. The gradients start at an aligned address.
@@ -119,7 +121,7 @@ _FIRST = 16
 
 @dataclass
 class _Bucket:
-    """Consecutive parameters, and their part of the buffer.
+    """A bucket: consecutive parameters, and the part of the buffer that has their gradients.
 
     Attributes:
         parameters: the parameters, in their order.
@@ -141,8 +143,9 @@ class DenseGradient:
         parameters: the parameters. Their gradients are in the buffer in this order.
         device: the device of the model.
         collectives: the ranks' collectives.
-        bucket_bytes: the minimum size of a bucket. Later buckets may be smaller: they have half of the
-            remaining bytes, but at least a quarter of this number. The last bucket may have any size.
+        bucket_bytes: the minimum size of a bucket. If less than twice this size remains, a bucket may have
+            half of the remaining bytes, but at least a quarter of this size. The last bucket may have any
+            size.
     """
 
     def __init__(
@@ -174,7 +177,7 @@ class DenseGradient:
             if (end - start) * self._buffer.element_size() >= enough:
                 buckets.append(_Bucket(parameters, self._buffer[start:end]))
                 parameters, end = [], start
-        # The loss and the first parameters, whose gradients are computed last.
+        # The last bucket has the loss, and the first parameters, whose gradients are computed last.
         return [*buckets, _Bucket(parameters, self._buffer[:end])]
 
     @contextmanager
@@ -195,7 +198,7 @@ class DenseGradient:
 
     def _computed(self, bucket: _Bucket, _: Tensor) -> None:
         bucket.missing -= 1
-        # The last bucket also has the loss.
+        # The last bucket also contains the loss.
         while self._started < len(self._buckets) - 1 and not self._buckets[self._started].missing:
             self._start(self._buckets[self._started])
 
@@ -212,8 +215,8 @@ class DenseGradient:
             loss: this rank's part of the loss, a scalar.
 
         Returns:
-            A function that waits for the sums over ranks, and returns them: the gradients (P,), zeros for a
-            parameter on which the loss does not depend; and the loss, a scalar. The function may be called
+            A function that waits for the sums over ranks. It returns the gradients (P,), which are zero for a
+            parameter on which the loss does not depend, and the loss, a scalar. The function may be called
             several times. The next step overwrites both results.
         """
         self._buffer[0] = loss

@@ -58,7 +58,8 @@ class Updates:
             for name, table in self._tables.items()
             if name not in self._ftrl_rows
         }
-        # The update kernel sums the gradient of a row itself, so L2 could not be added to the sum.
+        # With L2, the update kernel cannot be used: it sums a row's gradients itself, so the L2 term could
+        # not be added before the update.
         self._lookup_optimizers = {
             name: optimizer
             for name, optimizer in self._row_optimizers.items()
@@ -150,7 +151,7 @@ class Updates:
         }
 
     def row_state(self) -> dict[str, str]:
-        """Maps the name of each tensor of `state` with one entry per table row to the name of the table."""
+        """Returns the table of each tensor of `state` that has one entry per table row, by tensor name."""
         by_row = {
             f"{kind}.{name}": name
             for name, optimizer in self._row_optimizers.items()
@@ -179,13 +180,13 @@ class Adam:
         self.mean = torch.zeros(sum(self._sizes), device=device)
         self.square = torch.zeros(sum(self._sizes), device=device)
         self.steps = torch.zeros((), dtype=torch.int64)
-        self._kernel_steps = torch.zeros((), device=device)  # the fused kernel reads float32
+        self._kernel_steps = torch.zeros((), device=device)  # `steps` as float32, for the fused kernel
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
         """Updates the parameters.
 
-        `gradient` (size,) contains the gradients of the parameters, one after the other.
+        `gradient` (size,) contains the concatenated gradients of the parameters.
         """
         self.steps += 1
         if not self._flat:
@@ -217,9 +218,9 @@ class Adam:
 #     w = 0 where |z| ≤ λ₁, elsewhere −(z − sgn(z) λ₁) / ((β + √n) / α + λ₂)
 #
 # Here z and n are the state of the coordinate. α, β, λ₁ and λ₂ are the settings learning_rate, beta, l1 and
-# l2. If g is 0, then z, n and w do not change, so only the looked-up rows of a table need updates. The
-# learning rate of a coordinate decreases as its squared gradients add up, so the learning rate schedule is
-# not applied.
+# l2. If g is 0, then z, n and w do not change, so only the looked-up rows of a table need updates. FTRL
+# lowers the learning rate of a coordinate as its squared gradients add up. So the learning rate schedule is
+# not applied to it.
 
 
 class FtrlRows:
@@ -262,7 +263,7 @@ class FtrlDense:
     def step(self, gradient: Tensor) -> None:
         """Updates the parameters.
 
-        `gradient` (size,) contains the gradients of the parameters, one after the other.
+        `gradient` (size,) contains the concatenated gradients of the parameters.
         """
         weight = torch.cat([parameter.flatten() for parameter in self._parameters])
         weight, self.z[:], self.n[:] = _ftrl_step(weight, self.z, self.n, gradient, self.settings)
@@ -283,7 +284,7 @@ def _ftrl_step(
     return -shrunk / curvature, new_z, new_n
 
 
-# L2 regularization: the gradient of ½ · l2 · Σ weight², added to the gradients of a step.
+# L2 regularization adds the gradient of ½ · l2 · Σ weight² to the gradients of a step.
 #
 # As in BPR (Rendle et al. 2009, UAI, section 4), the vectors that a step uses are regularized, not the whole
 # table. A row is used if its gradient, summed over ranks, is not zero. So the result does not depend on the
@@ -291,7 +292,7 @@ def _ftrl_step(
 
 
 class L2:
-    """Adds the gradient of the regularization to gradients that are summed over ranks.
+    """Adds the gradient of L2 regularization to the gradients of a step, which must be summed over ranks.
 
     Args:
         model: the model.
@@ -315,7 +316,7 @@ class L2:
 
     @torch.no_grad()
     def add_dense(self, gradient: Tensor) -> Tensor:
-        """Returns the gradient (size,) of the parameters, one after the other, with the L2 term."""
+        """Adds the L2 term to the concatenated gradients of the parameters; returns the sum (size,)."""
         if not self._factor or not self._parameters:
             return gradient
         pairs = zip(self._parameters, self._factors, strict=True)
@@ -382,7 +383,7 @@ class RowWiseAdagrad:
 # and writes each row once (training/native/lazy_adam.cpp).
 
 
-# The number of threads is at most the count of updated numbers divided by this number.
+# Each thread updates at least this many numbers, if there is more than one thread.
 _NUMBERS_OF_A_THREAD = 50_000
 
 
@@ -427,7 +428,7 @@ class LazyAdam:
         self.table.add_to_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
 
     def compiled_change(self, gradient: SummedRowGradient, rate: float, instructions: int = BEST) -> Tensor:
-        """Updates the moments of the rows, and returns the change (N, E) of their weights, by compiled code.
+        """Updates the moments of the rows in compiled code, and returns the change (N, E) of their weights.
 
         Args:
             gradient: the gradient of N rows.
@@ -437,7 +438,8 @@ class LazyAdam:
         mean, square, updates = self.mean, self.square, self.updates
         if isinstance(mean, Tensor) and isinstance(square, Tensor) and isinstance(updates, Tensor):
             return self._run_compiled(gradient, (mean, square, updates), rate, instructions)
-        # The rows are in two memories.
+        # Some rows are in host memory. Copy the state of all rows into plain tensors, and back after the
+        # step.
         of_rows = (state.index_select(0, gradient.rows) for state in (mean, square, updates))
         taken_mean, taken_square, taken_updates = of_rows
         in_order = SummedRowGradient(torch.arange(len(gradient.rows)), gradient.values)
@@ -454,7 +456,7 @@ class LazyAdam:
         rate: float,
         instructions: int,
     ) -> Tensor:
-        """Computes `compiled_change` for these moments and update counts."""
+        """Computes `compiled_change` for a state that consists of three plain tensors."""
         mean, square, updates = states
         rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
         change = torch.empty_like(values)
@@ -529,7 +531,7 @@ class LookupOptimizer(RowOptimizer, Protocol):
     """A row optimizer that can use the update kernel. The kernel also sums the gradients of a row."""
 
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
-        """Does one step, as `step` does, for a table that uses Triton kernels."""
+        """Does the same as `step`, for a table that uses Triton kernels."""
         ...
 
 

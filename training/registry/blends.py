@@ -52,7 +52,7 @@ class BlendRecord:
         k: length of the lists that were measured.
         users: number of users whose validation clicks were measured; 0 if there were none, so that nothing
             was learned and `model` was chosen.
-        chosen: the contender that ranks: `model`, the name of a source, or `blend`.
+        chosen: the contender whose scores order the lists: `model`, the name of a source, or `blend`.
         contenders: the `name` of each contender, and its `hit_rate` and `ndcg` on the validation clicks.
         weights: `intercept`, `logit`, and the lists `weights` and `absent` with one number per source
             (scoring.requests.BlendRequest); None if `model` was chosen.
@@ -74,7 +74,7 @@ class BlendRecord:
         return digest_of(asdict(self))
 
     def to_facts(self) -> dict[str, Any]:
-        """Returns the values that the manifest of the lists and the report show."""
+        """Returns the values of this record that appear in the manifest of the lists and in the report."""
         names = ("run_date", "k", "users", "chosen", "contenders", "weights")
         return {"sources": list(self.sources), **{name: getattr(self, name) for name in names}}
 
@@ -101,7 +101,7 @@ def blend_of(lake: LakePaths, name: str, run_date: str) -> BlendRecord | None:
 def blend_as_of(lake: LakePaths, name: str, run_date: str, key: BlendKey) -> BlendRecord | None:
     """Returns the newest blend up to a run date that belongs to `key`; None if there is none.
 
-    A record without users is returned only if nothing was learned up to the run date.
+    A record with 0 users, for which nothing was learned, is returned only if there is no other record.
     """
     without_users = None
     for date in reversed(dates_of(lake, name, BLENDS)):

@@ -85,7 +85,8 @@ def champion_state_as_of(lake: LakePaths, name: str, run_date: str, *, before: b
     """
     pinned: Override | None = None
     withdrawn: dict[str, Override] = {}
-    # (run date, order within the date, version): on the same date, overrides come before the gate's decision.
+    # Tuples (run date, order within the date, version). On the same date, overrides (0) come before the
+    # gate's decision (1).
     champions: list[tuple[str, int, str]] = []
     for override in read_overrides(lake, name, run_date):
         if override.action == "rollback":
@@ -98,7 +99,8 @@ def champion_state_as_of(lake: LakePaths, name: str, run_date: str, *, before: b
             pinned = None
         else:
             assert_never(override.action)
-        if override.action != "rollback":  # a rollback restores an earlier champion
+        # A rollback adds no entry. It withdraws later champions, so that an earlier one serves again.
+        if override.action != "rollback":
             champions.append((override.run_date, 0, override.champion))
     for date, decision in read_decisions(lake, name, run_date):
         if decision["promoted"] and not (before and date == run_date):
@@ -132,7 +134,7 @@ def decided_weights(lake: LakePaths, name: str, until: str, version: str) -> tup
     Args:
         lake: the lake.
         name: the name of the configuration.
-        until: decisions of later run dates are ignored.
+        until: the last run date whose decision is read.
         version: the version of the model.
     """
     for date, decision in reversed(read_decisions(lake, name, until)):
@@ -152,7 +154,7 @@ def read_overrides(lake: LakePaths, name: str, until: str) -> list[Override]:
 
 
 def parse_overrides(stored: Mapping[str, Any]) -> list[Override]:
-    """Returns the overrides in the values of a file. Raises KeyError, TypeError or ValueError."""
+    """Reads the overrides from the content of a file. Raises KeyError, TypeError or ValueError."""
     for values in stored["interventions"]:
         if values["action"] not in get_args(Action):
             raise ValueError(f"action {values['action']!r:.100} does not exist")
@@ -171,11 +173,11 @@ def write_overrides(lake: LakePaths, name: str, run_date: str, overrides: Sequen
 
 
 def dates_of(lake: LakePaths, name: str, kind: str) -> list[str]:
-    """Returns the run dates that have a file in the model's folder `kind`, in ascending order."""
+    """Returns the run dates of the files in the folder `models/<name>/<kind>`, in ascending order."""
     files = file_io.list_files(f"{lake.models(name)}/{kind}")
     return sorted(match[1] for info in files if (match := re.fullmatch(r"dt=(.+)\.json", info.base_name)))
 
 
 def dated_path(lake: LakePaths, name: str, kind: str, run_date: str) -> str:
-    """Returns the path of a run date's file in the model's folder `kind`."""
+    """Returns the path of a run date's file in the folder `models/<name>/<kind>`."""
     return f"{lake.models(name)}/{kind}/dt={run_date}.json"

@@ -149,7 +149,7 @@ class ExperimentOutcome:
         return next((value for value in reversed(values) if value is not None), None)
 
     def values(self, split: HeldOut, measure: str) -> list[float]:
-        """Returns the values of a measure of all trainings; empty if any of them has no value."""
+        """Returns a measure's values in all trainings; an empty list if a training has no value."""
         values = [getattr(training, split).get(measure) for training in self.trainings]
         return [] if None in values else values
 
@@ -191,7 +191,7 @@ class ExperimentOutcome:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The space and the numbers of trials of a search. The trials are the experiments of the comparison.
+    """The search space, and how many trials a search made. The trials are the experiments of the comparison.
 
     Attributes:
         space: maps each searched key to its values, as in the experiments file: `low`, `high` and `log`, or
@@ -216,7 +216,7 @@ class Comparison:
         name: name of the comparison.
         choose_by: the measure on the validation split that decides which experiment is the best.
         experiments: the outcomes, in the order of the experiments file, or of the trials.
-        search: the facts of the search; None if the file has no search.
+        search: the space and the trials of the search; None if the experiments file has no search.
     """
 
     name: str
@@ -269,7 +269,7 @@ class Comparison:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Comparison:
-        """Returns the result from the facts of a manifest."""
+        """Returns the result that a manifest contains."""
         experiments = []
         for experiment in facts["experiments"]:
             trainings = [
@@ -283,7 +283,7 @@ class Comparison:
                     experiment["name"], experiment["changes"], trainings, experiment.get("trial")
                 )
             )
-        search = facts.get("search")  # earlier releases had no searches
+        search = facts.get("search")  # missing in manifests of earlier releases, which had no searches
         return cls(facts["name"], facts["choose_by"], experiments, SearchResult(**search) if search else None)
 
 
@@ -296,7 +296,7 @@ def cost(measure: str, value: float) -> float:
     return -value if measure in _LARGER_IS_BETTER else value
 
 
-# The models of comparisons: experiments that never serve.
+# The registry of the models that comparisons train. These models never serve.
 #
 #     models/<name>-experiments/<version>/    a model of an experiment, as for every model
 #
@@ -311,20 +311,20 @@ log = logging.getLogger("nightrank.training")
 
 
 def experiments_name(config: Config) -> str:
-    """Returns the name of the experiments' models in the registry."""
+    """Returns the name under which the registry stores models of experiments."""
     return f"{config.name}-experiments"
 
 
 def experiments_config(config: Config) -> Config:
-    """Returns an experiment's configuration, with the name that the registry has for experiments."""
+    """Returns a copy of `config` that stores models under the name for models of experiments."""
     return config.model_copy(update={"name": experiments_name(config)})
 
 
 def delete_old_experiments(config: Config) -> int:
-    """Deletes old models of experiments that no published comparison names, and unused files.
+    """Deletes old models of experiments if no published comparison names them, and unused files.
 
-    Returns the number of models. An error is only logged, because the result of the comparison is already
-    published.
+    Returns the number of deleted models. An error is only logged, because the result of the comparison is
+    already published.
     """
     lake, name = LakePaths(config.lake), experiments_name(config)
     limit = time.time() - config.output.grace_hours * 3600
@@ -362,6 +362,6 @@ def _delete_folder(path: str) -> None:
     """Deletes the files of a folder, model.json first, so that readers never load an incomplete model."""
     files = [info.base_name for info in file_io.list_files(path) if info.is_file]
     for name in sorted(files, key=lambda name: (name != MODEL_JSON, name)):
-        with suppress(FileNotFoundError):  # another run has deleted the file
+        with suppress(FileNotFoundError):  # another run may have deleted the file
             file_io.delete_file(f"{path}/{name}")
-    file_io.delete_empty_folder(path)  # a folder to which another run has written stays
+    file_io.delete_empty_folder(path)  # if another run has written files here, the folder is kept

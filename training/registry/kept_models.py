@@ -1,10 +1,10 @@
 """Divides model versions into versions that runs may still need, and versions that may be deleted.
 
 A version is needed if it served on a kept date, was trained for a kept date, or may serve again after a
-rollback. The treatment of the configured experiment and the retriever of a kept workflow version are needed
-too. The refits and the ancestors of a needed version are also needed. An ancestor must stay because its
-withdrawal also withdraws the model. A refit starts from the same parent as the model that it refits, so it
-has no other ancestors.
+rollback. If an experiment is configured, its treatment is needed too. So are the retrievers of workflow
+versions that are kept. The refits and the ancestors of a needed version are also needed. Ancestors are kept
+because a model counts as withdrawn if one of its ancestors is withdrawn. A refit has the same ancestors as
+the model that it refits, because both start from the same parent.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ def model_versions(
     dates: Iterable[str],
     workflows: Iterable[str],
 ) -> ModelVersions:
-    """Divides the versions of the models, refits and retrievers of a configuration.
+    """Finds out which models, refits and retrievers of a configuration may be deleted.
 
-    The models of other configurations, and the models of comparisons (`<name>-experiments`), are in neither
-    of the two parts.
+    The result contains no models of other configurations or of comparisons (`<name>-experiments`).
 
     Args:
         config: the configuration.
@@ -123,7 +122,7 @@ def _is_of(description: dict[str, Any], first_date: str) -> bool:
 def _served(lake: LakePaths, name: str, first_date: str, dates: Iterable[str]) -> set[str]:
     """Returns the champions of kept dates, at the beginning and at the end of each run.
 
-    For each of these champions, the result also has the champion before it, which a rollback would restore.
+    The result also has the champion before each of them, because a rollback would restore it.
     """
     decided = {day for kind in (PROMOTIONS, OVERRIDES) for day in dates_of(lake, name, kind)}
     later = {day for day in decided if day >= first_date}
@@ -141,7 +140,7 @@ def _served(lake: LakePaths, name: str, first_date: str, dates: Iterable[str]) -
 
 
 def _first_training(config: Config, first_date: str, run_date: str) -> str:
-    """Returns the first run date whose trainings are looked up (`train.retrain.fresh_every_days`)."""
+    """Returns the first date whose trainings matter to later runs (see `train.retrain.fresh_every_days`)."""
     days = config.train.retrain.fresh_every_days or 0
     return min(first_date, (date.fromisoformat(run_date) - timedelta(days=days)).isoformat())
 
@@ -159,7 +158,7 @@ def _treatment(config: Config, lake: LakePaths) -> set[str]:
         return set()
     try:
         return {treatment_model(config, lake, config.serving.experiment)[0]}
-    except ConfigError:  # the model does not exist, so nothing has to be kept
+    except ConfigError:  # the treatment's model does not exist, so none must be kept
         return set()
 
 

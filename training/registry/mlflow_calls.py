@@ -28,7 +28,7 @@ def main() -> int:
     """Runs the calls, and returns the exit code."""
     collect_rarely()
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # MLflow's own output goes to the log
+    os.dup2(2, 1)  # what MLflow prints goes to the log
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))

@@ -27,7 +27,7 @@ from training.registry.model_json import read_description
 from training.registry.search import read_pruned
 from training.registry.versions import model_path
 
-_PARENT_TAG = "mlflow.parentRunId"  # MLflow's UI shows a run with this tag below the run that the tag names
+_PARENT_TAG = "mlflow.parentRunId"  # the tag by which MLflow's UI shows a run below its parent run
 COMPARISON_TAG, EXPERIMENT_TAG = "nightrank.comparison", "nightrank.experiment"
 PRUNED_TAG = "nightrank.pruned"  # the number of epochs after which the trial was pruned
 

@@ -8,12 +8,12 @@ training. Importing MLflow and opening its store takes seconds. So jobs call `pr
 thread. If the jobs of a run share an application, it does both in a separate process (mlflow_process.py).
 
 A training becomes one MLflow run and one version of the registered model, even if this module copies the
-training several times. Run and version have the tag `nightrank.version`. The tag `nightrank.source` is the
-URI of the model's folder. The source of the MLflow version is the same URI if MLflow accepts this URI. An
-MLflow server refuses local paths, because it would read them on its own disk. The folder has a file
-`MLmodel`, so MLflow can load the version. If the server refuses the URI, the run gets this file as an
-artifact. `mlflow.pyfunc.load_model("models:/<name>@champion")` reads the file, imports the module that it
-names (nightrank/mlflow_model.py), and gets a model that scores raw rows. No tensors are uploaded.
+training several times. Both the run and the version have the tag `nightrank.version`. The tag
+`nightrank.source` is the URI of the model's folder. The source of the MLflow version is the same URI if
+MLflow accepts this URI. An MLflow server refuses local paths, because it would read them on its own disk. The
+folder has a file `MLmodel`, so MLflow can load the version. If the server refuses the URI, the run gets this
+file as an artifact. `mlflow.pyfunc.load_model("models:/<name>@champion")` reads the file, imports the module
+that it names (nightrank/mlflow_model.py), and gets a model that scores raw rows. No tensors are uploaded.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def track_training(
 def write_training(
     lake: LakePaths, description: Mapping[str, Any], params: Mapping[str, Any], raw_types: Mapping[str, str]
 ) -> None:
-    """Writes the run and the version of `track_training` in this process, with known types."""
+    """Writes the run and the version of `track_training` in this process."""
     if (client := open_client(lake)) is None:
         return
     name, version = description["name"], description["version"]
@@ -277,7 +277,7 @@ def find_or_create_run(
     if experiment is None:
         try:
             experiment = client.get_experiment(client.create_experiment(name))
-        except MlflowException:  # another job has just created the experiment
+        except MlflowException:  # perhaps another job has just created the experiment
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
                 raise
@@ -359,7 +359,7 @@ _NAMESPACE = uuid.UUID("6f1d1f0e-52f4-4c5b-9a1f-0d1f6d0c7a11")
 def _model_file(lake: LakePaths, description: Mapping[str, Any], raw_types: Mapping[str, str]) -> str:
     """Returns the text of `MLmodel`. It is the same for the same model and the same release of MLflow.
 
-    The signature has the raw columns that the features are computed from. Numbers and lists have the type
+    The signature lists the raw columns from which the features are computed. Numbers and lists have the type
     `any`, because MLflow would refuse integers with nulls. The model checks the values.
 
     The text is written without MLflow's classes, whose import takes seconds.

@@ -34,8 +34,7 @@ def is_described(path: str) -> bool:
 def is_complete(path: str, *, checksums: bool = False) -> bool:
     """Returns whether a folder has a complete model: model.json and all listed files with the listed lengths.
 
-    If a file that model.json lists is missing or does not have the listed length, the model is damaged. Then
-    a warning gives the reason.
+    If a listed file is missing or has another length, the model is damaged, and a warning gives the reason.
 
     Args:
         path: the model's folder.
@@ -50,9 +49,9 @@ def is_complete(path: str, *, checksums: bool = False) -> bool:
 
 
 def score_kind(description: Mapping[str, Any], config: Config) -> ScoreKind:
-    """Returns the kind of a model's scores.
+    """Returns what a model's scores are: probabilities, or numbers that only order items.
 
-    The model.json of an earlier release does not contain the kind. Then `config` decides.
+    If an earlier release wrote the model.json, it does not contain this, so the function uses `config`.
     """
     return cast(ScoreKind, description.get("scores", config.score_kind))
 
@@ -71,7 +70,7 @@ def names_of(description: Mapping[str, Any]) -> set[str]:
 
 
 def damage_of_model(path: str, *, checksums: bool = True) -> str | None:
-    """Returns a description of the damage of a model that has a model.json; None if it is intact.
+    """Describes how a model with a model.json is damaged; returns None if it is intact.
 
     For `checksums`, see `is_complete`.
     """
@@ -105,7 +104,7 @@ def read_description(path: str) -> dict[str, Any]:
 
 
 def _checked(description: dict[str, Any]) -> dict[str, Any]:
-    """Returns a description, after checking that all its files are in the folder of the model.
+    """Checks that all files that a model.json names are in its own folder; returns its content.
 
     Raises:
         KeyError, TypeError, ValueError: the description is damaged.
@@ -145,7 +144,7 @@ class ModelFile:
     sha256: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the entry as JSON values, without a SHA-256 that is None."""
+        """Returns the entry as JSON values. The key `sha256` is left out if its value is None."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -173,8 +172,8 @@ def damage(folder: str, entry: ModelFile) -> str | None:
     return None if is_equal else f"{path} was changed after it was written (its {kind} differs)"
 
 
-# Maps the path of each file that this process has compared to its entry, its size and the time of its last
-# change in ns. The time of a file of an object store is not known, and is 0.
+# The files that this process has already compared, by path. The values are the file's entry, its size, and
+# the time of its last change in ns. The time is 0 for files of an object store, because it is not known.
 _compared: dict[str, tuple[ModelFile, int, int]] = {}
 
 

@@ -24,7 +24,7 @@ from training.registry.champion_history import (
 from training.registry.model_json import is_complete, is_described, read_description
 
 _MIN_PREFIX_LENGTH = 4
-_WAIT_S = 60.0  # longest wait for other changes of the same date
+_WAIT_S = 60.0  # how long to wait for another process that changes the same date
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _complete_versions(lake: LakePaths, name: str) -> list[str]:
 
 
 def _full_version(prefix: str, candidates: list[str], what: str) -> str:
-    """Returns the only candidate that starts with `prefix`; `what` names the candidates in errors."""
+    """Returns the only candidate that starts with `prefix`. Errors call the candidates `what`."""
     long_enough = len(prefix) >= _MIN_PREFIX_LENGTH
     matches = sorted(
         {

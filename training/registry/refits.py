@@ -112,7 +112,7 @@ def read_refits(lake: LakePaths, name: str, until: str) -> list[Refit]:
 
 
 def parse_refit(values: Mapping[str, Any]) -> Refit:
-    """Returns the refit in the values of a file. Raises KeyError, TypeError or ValueError."""
+    """Converts the content of a refit's file to a `Refit`. Raises KeyError, TypeError or ValueError."""
     typed(values, run_date=str, refit_of=str, version=str)
     require_names(values["refit_of"], values["version"])
     return Refit(values["run_date"], values["refit_of"], values["version"], values.get(WEIGHTS))
@@ -135,7 +135,7 @@ def serving_model_of(lake: LakePaths, name: str, run_date: str, *, use_refit: bo
         lake: the lake.
         name: the name of the configuration.
         run_date: the date of the run.
-        use_refit: whether the refit of the champion serves, if there is one.
+        use_refit: whether to return the champion's refit if it has one.
     """
     champion = champion_state_as_of(lake, name, run_date).champion
     if champion is None:
@@ -155,7 +155,7 @@ def require_recorded_weights(
     Args:
         lake: the lake.
         name: the name of the configuration.
-        until: records of later run dates are ignored.
+        until: the last run date whose records are read.
         path: the folder of the model.
         description: its model.json.
 

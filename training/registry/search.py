@@ -1,4 +1,4 @@
-"""A search of settings with Optuna: its proposals, its rule for pruning trials, and pruned trainings.
+"""Searches settings with Optuna. Proposes trials, prunes bad trials, and stores pruned trainings.
 
 A search stores no state. A rerun computes the same proposals in the same order. It reads the results of
 finished trials from the lake instead of training them again: from `model.json`, or from `pruned.json`.
@@ -30,20 +30,21 @@ PRUNED_JSON = "pruned.json"
 _RANDOM_TRIALS = 10
 _COMPLETE_TRIALS = 5
 _PARTS_OF_EPOCH = 1000
-_SEEDS = 2**32  # seeds of Optuna's random numbers are below this number
+_SEEDS = 2**32  # Optuna needs seeds below this number
 
 
 @dataclass(frozen=True)
 class PruningRule:
-    """The rule for pruning: it ends a training early if other trainings have better evaluations.
+    """A rule that prunes a training: ends it early if other trainings have better evaluations.
 
-    A training is pruned after an evaluation if its best value so far is worse than the limit at the position
-    of this evaluation. The rule depends only on the history of a training. So all ranks and resumed trainings
-    decide the same.
+    A training is pruned after an evaluation if the training's best value so far is worse than the limit for
+    this point of the training. The rule depends only on the history of a training. So all ranks and resumed
+    trainings decide the same.
 
     Attributes:
         measure: the measure on the validation split.
-        limits: maps positions, in thousandths of an epoch, to values of the measure.
+        limits: maps points of a training to the limits. A point is the number of epochs done, times 1000 and
+            rounded.
     """
 
     measure: Measure
@@ -86,7 +87,7 @@ class Proposals:
     """
 
     def __init__(self, search: Search, choose_by: Measure, seed: int) -> None:
-        import optuna  # this import takes half a second, so only a search does it
+        import optuna  # imported only for a search, because the import takes half a second
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(
@@ -118,7 +119,8 @@ class Proposals:
             trial.report(value, position)
         final = outcome.validation.get(self._measure)
         if outcome.pruned is not None:
-            self._study.tell(trial, state=TrialState.PRUNED)  # its value is that of the last evaluation
+            # Optuna then uses the value of the last evaluation as the value of the trial.
+            self._study.tell(trial, state=TrialState.PRUNED)
         elif final is None:
             self._study.tell(trial, state=TrialState.FAIL)
         else:
@@ -127,8 +129,8 @@ class Proposals:
     def pruning_rule(self) -> PruningRule | None:
         """Returns the rule for the next training; None while fewer than five trials are complete.
 
-        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class can decide
-        only if it has all trials, but ranks have only these limits.
+        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class needs all
+        trials to decide. The ranks do not have them, so this rule contains the limits.
         """
         from optuna.trial import TrialState
 
@@ -161,7 +163,7 @@ def _value(values: SearchedValues, proposed: Any) -> Any:
 
 
 def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
-    """Maps the position of each evaluation to its value. If a position repeats, its first value is used."""
+    """Returns the values of the evaluations by their points in the training, the first value per point."""
     measured: dict[int, float] = {}
     for evaluation in outcome.curve:
         value = evaluation.measures[measure]
@@ -170,7 +172,7 @@ def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
     return measured
 
 
-# Trainings of a search that are finished: models, and histories of pruned trainings.
+# Finished trainings of a search: models, and records of pruned trainings.
 
 
 def write_pruned(path: str, record: Mapping[str, Any]) -> None:
@@ -227,8 +229,8 @@ def outcome_of(
 ) -> TrainingOutcome:
     """Returns the outcome of a training from its model.json, or from the record of a pruned training.
 
-    A complete model whose training `rule` would have pruned counts as a pruned trial. So the result of a
-    search does not depend on the trainings of other comparisons.
+    If `rule` would have pruned the training of a complete model, the model counts as a pruned trial. So the
+    result of a search does not depend on the trainings of other comparisons.
 
     Args:
         description: the file's content. The record of a pruned training has no metrics.

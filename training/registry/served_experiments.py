@@ -1,4 +1,4 @@
-"""The experiment of a run date: which model ranks for its treatment, and whether the experiment was stopped.
+"""The experiment of a run date: the model that serves its treatment group, and whether it was stopped.
 
     models/<name>/experiment_stops/dt=<run date>.json     the experiments that stop on a run date
 
@@ -139,7 +139,8 @@ def stop_in_force(
 ) -> ExperimentStop | None:
     """Returns the first stop of an experiment that is in force on a run date; None if there is none.
 
-    From the date `resume` on, stops up to this date are no longer in force.
+    `settings.resume` is the date on which the experiment starts again. From that date on, earlier stops and a
+    stop of that date are no longer in force.
     """
     for stop in read_stops(lake, name, run_date):
         resumed = settings.resume is not None and stop.run_date <= settings.resume <= run_date

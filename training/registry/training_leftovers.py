@@ -23,7 +23,8 @@ from training.registry.model_json import is_complete, names_of, read_description
 log = logging.getLogger("nightrank.training")
 
 _TENSORS = re.compile(r"(dense|embeddings-\d+|optimizer-(dense|\d+))-[0-9a-f]{8}\.safetensors")
-_SCRATCH = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # a file that a killed process was writing
+# The name of a temporary file, which remains if the process that writes it is killed.
+_SCRATCH = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 
 
 def delete_training_leftovers(lake: LakePaths, name: str, grace_hours: float) -> int:
@@ -41,7 +42,7 @@ def delete_training_leftovers(lake: LakePaths, name: str, grace_hours: float) ->
     deleted = 0
     try:
         for path in (*_unlisted_files(lake, name, limit), *_old_checkpoint_files(lake, name, limit)):
-            with suppress(FileNotFoundError):  # another run has deleted the file
+            with suppress(FileNotFoundError):  # another run may have deleted the file
                 file_io.delete_file(path)
                 deleted += 1
     except OSError as error:
@@ -51,7 +52,7 @@ def delete_training_leftovers(lake: LakePaths, name: str, grace_hours: float) ->
 
 
 def is_older(info: fs.FileInfo, limit: float) -> bool:
-    """Returns whether a file was last changed before `limit`, in seconds since 1970."""
+    """Returns whether a file's last change was before the time `limit`, which is in seconds since 1970."""
     return info.mtime is not None and info.mtime.timestamp() < limit
 
 
@@ -68,7 +69,7 @@ def _unlisted_files(lake: LakePaths, name: str, limit: float) -> Iterator[str]:
         folder = f"{lake.models(name)}/{version}"
         try:
             named = names_of(read_description(folder))
-        except DataError:  # model.json is missing or damaged
+        except DataError:  # skip the folder, because its model.json is missing or damaged
             continue
         yield from (
             f"{folder}/{info.base_name}"

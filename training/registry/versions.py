@@ -47,7 +47,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "device": True,
     "compile": True,
     "cuda_graphs": True,
-    "kernels": True,  # selects the code, not the sums; `auto` depends on the node
+    "kernels": True,  # changes only which code computes the sums; the meaning of `auto` depends on the node
     "profile": True,
     "start_timeout_s": True,
     "retrain": True,
@@ -126,8 +126,8 @@ def code_version() -> str:
 
     A process reads the files only once, because it keeps the code that it has imported.
     """
-    package = __name__.rsplit(".", 2)[0]  # `training`, which has another name in the wheel of nightrank
-    root: Any = files(package)  # a Path, or a zipfile.Path if the packages were shipped as a zip
+    package = __name__.rsplit(".", 2)[0]  # `training`, or another name in nightrank's wheel
+    root: Any = files(package)  # a Path, or a zipfile.Path if Spark ships the packages as a zip
     return combined_digest(source for name in _CODE for source in source_digests(root.parent / name, name))
 
 
@@ -158,21 +158,22 @@ def challenger_of(lake: LakePaths, name: str, run_date: str) -> str:
 
 
 def _parsed_version(values: Mapping[str, Any]) -> str:
-    """Returns the version in the values of a file. Raises KeyError, TypeError or ValueError."""
+    """Reads the version from the content of a run's file. Raises KeyError, TypeError or ValueError."""
     version = values["version"]
     require_names(version)
     return str(version)
 
 
 def champion_as_of(lake: LakePaths, name: str, run_date: str, *, before: bool = False) -> str | None:
-    """Returns the champion at the end of a run, or at its start if `before`; None if no model is champion."""
+    """Returns the champion at the end of a run, or with `before` at its start; None if there is none."""
     return champion_state_as_of(lake, name, run_date, before=before).champion
 
 
 def record_decision(lake: LakePaths, name: str, run_date: str, decision: ChampionDecision) -> None:
     """Writes the gate's decision for a run date, and updates the aliases in MLflow.
 
-    The record has the digests of the weights of the champion before and after the run, and of the challenger.
+    The record has three digests of weights: those of the champion before the run, of the champion after the
+    run, and of the challenger.
     """
     digests = {}
     for version in (decision.challenger, decision.champion_before, decision.champion_after):

@@ -1,7 +1,7 @@
 """Reads and checks the settings of architectures (training/architecture_settings), without torch.
 
-`check_settings.py` refuses settings that an architecture does not have, and makes the type of
-the section `model`. `shared_settings.py` has the settings that several architectures share.
+`check_settings.py` refuses settings that an architecture does not have, and creates the pydantic type that
+parses the section `model`. `shared_settings.py` has the settings that several architectures share.
 """
 
 from training.settings.check_settings import (

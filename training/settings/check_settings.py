@@ -1,7 +1,7 @@
 """Reads and checks a model's settings, without torch. Settings of other architectures are refused.
 
-The module also makes the type of the section `model`. It checks whether features fit the settings `negatives`
-and `unknown_share` of the section `train`.
+The module also creates the pydantic type that parses the section `model`. It checks whether features fit the
+settings `negatives` and `unknown_share` of the section `train`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def known_architectures() -> list[str]:
 
 
 def training_digests(train: Train, architectures: Iterable[str]) -> dict[str, str]:
-    """Returns digests of the code of those architectures, and of the loss, that come from other packages.
+    """Returns code digests of the architectures and the loss, if they come from other packages.
 
     Built-in architectures and losses have no digest. The result is empty if all are built in.
 
@@ -63,7 +63,7 @@ def read_settings(config: ModelConfig) -> Strict:
 
 
 def with_item(config: ModelConfig, items: Sequence[str]) -> ModelConfig:
-    """Returns the configuration with the name of the item's feature as `item`, if its model needs this name.
+    """Returns a configuration in which `item` is the name of the item's feature, if the model needs it.
 
     The configuration is unchanged if it already names this feature, if its architecture has no histories, or
     if `items` is empty.
@@ -73,7 +73,7 @@ def with_item(config: ModelConfig, items: Sequence[str]) -> ModelConfig:
         items: the features whose values are ids of the row's item.
 
     Raises:
-        ConfigError: there are several such features; or see `complete`.
+        ConfigError: `items` has several features, or `complete` would raise this error.
     """
     settings = read_settings(config)
     if not items or not isinstance(settings, HistorySettings) or settings.item is not None:
@@ -157,13 +157,13 @@ def _find(architecture: str) -> Plugin:
     return plugin
 
 
-# The check of features for `train.negatives`, without torch.
+# Checks whether the features fit `train.negatives`, without torch.
 
 
 def require_no_pair_features(names: Sequence[str]) -> None:
     """Raises ConfigError if a feature may depend on user and item.
 
-    A drawn pair of user and item has the user's features from the row, and the drawn item's features. A
+    When an item is drawn for a row, the pair gets the row's user features and the drawn item's features. A
     feature that depends on both user and item would have to be computed for each drawn pair.
     """
     if names:
@@ -175,11 +175,11 @@ def require_no_pair_features(names: Sequence[str]) -> None:
         )
 
 
-# The check of features for `train.unknown_share`, without torch.
+# Checks whether the features fit `train.unknown_share`, without torch.
 
 
 def require_oov_ids(names: Collection[str], features: Sequence[str]) -> None:
-    """Raises ConfigError if unknown values of a named feature do not have the id OOV_ID.
+    """Raises ConfigError if a feature in `names` gives unknown values another id than OOV_ID.
 
     Args:
         names: the features that `train.unknown_share` names.
@@ -194,7 +194,8 @@ def require_oov_ids(names: Collection[str], features: Sequence[str]) -> None:
         )
 
 
-# The type of the section `model`: a union with one member per architecture, by the key `architecture`.
+# The type of the section `model` is a union with one member per architecture. The key `architecture` selects
+# the member.
 
 
 @lru_cache(maxsize=64)
@@ -219,7 +220,7 @@ def section_of(architecture: str, settings: type[Strict]) -> type[Strict]:
 
 
 def model_sections() -> dict[str, type[Strict]]:
-    """Maps each architecture of the checkout to the type of its section."""
+    """Returns, for each architecture of the checkout, the type that parses its section `model`."""
     return {one.name: section_of(one.name, one.settings(Strict)) for one in MODEL.plugins()}
 
 

@@ -41,9 +41,9 @@ class HistorySettings(Strict):
     item: str | None = Field(
         default=None,
         description="Name of the feature with the id of the item, of kind categorical. Null means the "
-        "feature that is computed only from the column `keys.item`. A training on a frame has no keys; "
-        "there, null means the feature with the vocabulary of the history. The job fails if there are "
-        "several.",
+        "feature that is computed only from the column `keys.item`. A training on a DataFrame has no "
+        "`keys`. In that case, null means the feature that has the vocabulary of the history. The job fails "
+        "if there are several such features.",
     )
     history: str = Field(
         default="history",
@@ -57,7 +57,7 @@ def item_of(settings: HistorySettings, features: Features) -> str:
     """Returns the name of the item's feature: `model.item`, or the only feature in `features.items`.
 
     Raises:
-        ConfigError: `model.item` is null, and not exactly one feature has the ids of items.
+        ConfigError: `model.item` is null, and no feature or more than one feature has the ids of items.
     """
     if settings.item is not None:
         return settings.item
