@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy.testing  # noqa: F401 - its first import runs `lscpu`, which would be counted for a test
@@ -16,6 +19,7 @@ from hypothesis import settings
 from pyspark.sql import SparkSession
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from conf.process import ignore_imported, limit_spinning
 from setup.changed_tests import EXTENDED_SECONDS, SECONDS
@@ -43,18 +47,47 @@ INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 _COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
 
+# Environment variable with the path of the list of test files that use Spark. A worker writes it, the scheduler reads it.
+_SPARK_FILES = "NIGHTRANK_TESTS_WITH_SPARK"
+_WITH_SPARK = "with Spark"  # how the units of such files end
+
+
 class ByFile(LoadScopeScheduling):
     """Gives a worker of the suite whole files, and the whole of a folder that has its own conftest.py.
 
-    Fixtures of such a folder may last as long as its tests.
+    Fixtures of such a folder may last as long as its tests. The first worker gets the files that use Spark, as
+    long as there are any, and the other workers get the other files. So one JVM runs nearly all tests of Spark,
+    and its classes are loaded and compiled once. The files of a folder that use Spark are a unit of their own.
     """
 
+    @cached_property
+    def _spark_files(self) -> frozenset[str]:
+        return frozenset(Path(os.environ[_SPARK_FILES]).read_text().splitlines())
+
     def _split_scope(self, nodeid: str) -> str:
-        file = Path(nodeid.split("::", 1)[0])
+        name = nodeid.split("::", 1)[0]
+        file = Path(name)
         folders = [
             folder for folder in file.parents if folder.parts[1:] and (ROOT / folder / "conftest.py").exists()
         ]
-        return str(folders[-1] if folders else file)
+        unit = str(folders[-1] if folders else file)
+        return f"{unit} {_WITH_SPARK}" if name in self._spark_files else unit
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        wants_spark = node is self.nodes[0]
+        unit = next((unit for unit in self.workqueue if unit.endswith(_WITH_SPARK) == wants_spark), None)
+        if unit:
+            self.workqueue.move_to_end(unit, last=False)
+        super()._assign_work_unit(node)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the file in which a worker of the suite names the test files that use Spark."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        return
+    folder = tempfile.TemporaryDirectory()
+    os.environ[_SPARK_FILES] = f"{folder.name}/files"
+    config.add_cleanup(folder.cleanup)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
@@ -123,17 +156,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _mark_extended(items: Sequence[pytest.Item]) -> list[str]:
     """Marks the tests that only `make test-extended` runs. Returns the patterns that fit no test."""
     unused = beginnings()
+    any_of_them = re.compile("|".join(regex.pattern for regex in unused.values()))
+    fitting = [item for item in items if any_of_them.match(item.nodeid)]
     for pattern, regex in beginnings().items():
-        for item in items:
+        for item in fitting:
             if regex.match(item.nodeid):
                 item.add_marker("extended")
                 unused.pop(pattern, None)
     return [*unused]
 
 
-def pytest_collection_finish() -> None:
-    """Excludes what the files of tests have imported from searches for garbage."""
+@pytest.hookimpl(tryfirst=True)  # before the worker reports its tests, whereupon they are scheduled
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Excludes what the files of tests have imported from searches for garbage.
+
+    The first worker of the suite lists the test files that use Spark.
+    """
     ignore_imported()
+    if getattr(session.config, "workerinput", {}).get("workerid") == "gw0":
+        files = {item.nodeid.split("::", 1)[0] for item in session.items if item.get_closest_marker("spark")}
+        Path(os.environ[_SPARK_FILES]).write_text("\n".join(files))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
