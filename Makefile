@@ -54,8 +54,10 @@ wheel: setup ## make build/nightrank-<version>-….whl, which reads lakes and us
 
 # On CI the tests of GPU plans, lakes and sinks must not be skipped, so the jars that they need are fetched first.
 # Our packages are compiled once here. Otherwise, if PYTHONDONTWRITEBYTECODE is set, each test process would compile them again.
+# MARKS is an expression of pytest's markers. If it is empty, the tests of make test and of make test-extended run together.
+MARKS ?= not extended
 test: setup $(if $(CI),jars) ## run the tests of every behaviour once (about 23 minutes on two cores)
-	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) -m "not extended" $(ARGS)
+	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) -m "$(MARKS)" $(ARGS)
 
 test-extended: setup $(if $(CI),jars) ## run what make test leaves out: clusters, every store and engine, long faults, old lakes, rehearsals, Airflow's scheduler
 	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) -m extended $(ARGS)
