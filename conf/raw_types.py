@@ -344,8 +344,9 @@ class RawTable(Strict):
     max_expansion: float = Field(
         default=MAX_EXPANSION,
         ge=1,
-        description="The largest allowed size of a decompressed text file, as a multiple of its compressed "
-        "size. A larger file ends the job with exit code 3. Sizes up to 256 MiB are always allowed.",
+        description="The largest allowed size of a decompressed text file, or of the Avro blocks of a "
+        "task, as a multiple of the compressed size. If it is larger, the job ends with exit code 3. Sizes "
+        "up to 256 MiB are always allowed.",
     )
     columns: list[Column] = Field(
         description="The columns. With `tsv` and `displays`, list all columns, in their order. With all "

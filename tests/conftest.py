@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy.testing  # noqa: F401 - its first import runs `lscpu`, which would be counted for a test
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -33,9 +33,11 @@ from tests.standalone import Cluster, standalone_cluster
 limit_spinning()  # test files import torch before our packages
 register_checked_device()
 
-# An example may take longer than 200 ms if other processes use the cores. Each test has a time limit anyway. Each
-# run draws other examples, so 60 of them per run suffice.
-settings.register_profile("nightrank", deadline=None, max_examples=60)
+# Examples may take long to draw and to run if other processes use the cores. Each test has a time limit anyway.
+# Each run draws other examples, so 60 of them per run suffice.
+settings.register_profile(
+    "nightrank", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("nightrank")
 
 ROOT = Path(__file__).parent.parent

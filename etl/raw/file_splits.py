@@ -26,7 +26,7 @@ _LONGEST_LINE_BYTES = 64 * 2**20
 _MOST_LINES = 1 << 21
 # A compressed file may always become this large, because a small file of equal lines can be compressed very
 # strongly.
-_ALWAYS_ALLOWED_BYTES = 256 * 2**20
+ALWAYS_ALLOWED_BYTES = 256 * 2**20
 _PIECE_BYTES = 1 << 19  # Number of bytes that are decompressed at once. They fit into the cache.
 _READ_AHEAD_BYTES = 1 << 14  # Number of bytes to read after a split, because its last line may end there.
 _LF, _CR = ord("\n"), ord("\r")
@@ -74,7 +74,7 @@ def split_files(
         paths: paths of the files.
         split_bytes: number of bytes of a split.
         max_expansion: maximum size of a decompressed file, as a multiple of its compressed size.
-            A size of up to _ALWAYS_ALLOWED_BYTES is always allowed.
+            A size of up to ALWAYS_ALLOWED_BYTES is always allowed.
 
     Raises:
         FileNotFoundError: a file was deleted after it was listed.
@@ -84,7 +84,7 @@ def split_files(
         if size is None:
             raise FileNotFoundError(f"{path} does not exist")
         if compression(path):
-            most_bytes = max(_ALWAYS_ALLOWED_BYTES, int(max_expansion * size))
+            most_bytes = max(ALWAYS_ALLOWED_BYTES, int(max_expansion * size))
             splits.append(FileSplit(path, 0, None, size, most_bytes))
             continue
         count = max(1, round(size / split_bytes)) if size else 0
@@ -347,7 +347,7 @@ def _compressed_blocks(
         read = _fill(stream, memoryview(data)[len(carry) :], file_split)
         size, total = len(carry) + read, total + read
         if file_split.most_bytes is not None and total > file_split.most_bytes:
-            raise _too_large(file_split)
+            raise too_large(file_split)
         if size < len(data):
             del data[size:]
             if data:
@@ -387,7 +387,8 @@ def _require_short(line_bytes: int, file_split: FileSplit) -> None:
         )
 
 
-def _too_large(file_split: FileSplit) -> DataError:
+def too_large(file_split: FileSplit) -> DataError:
+    """Returns the error of a split that has more than `most_bytes` bytes when it is decompressed."""
     return DataError(
         f"{file_split.path} has {file_split.bytes:,} bytes, but becomes more than {file_split.most_bytes:,} "
         "bytes when it is decompressed",

@@ -6,20 +6,23 @@ bytes, which the header contains. So a task finds the first block of its range b
 
 from __future__ import annotations
 
+import bz2
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import lzma
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
-from typing import Any
+from typing import IO, Any, cast
 
 import pyarrow as pa
 
 from conf.errors import DataError
 from conf.raw_types import EventTime, RawTable
-from etl.raw.file_splits import FileSplit
+from etl.raw.file_splits import ALWAYS_ALLOWED_BYTES, FileSplit, too_large
 from etl.readers.arrow_blocks import check_schema, typed_block
 from etl.readers.base import RawBlock, TableReader
 from storage import file_io
@@ -39,6 +42,7 @@ _HEADER: Any = {
 _SPLIT_BYTES = 16 * 2**20
 _BLOCK_ROWS = 1 << 16
 _SEARCH_BYTES = 1 << 20
+_XZ_MEMORY_BYTES = 256 * 2**20  # more than the level 9 of xz needs, and less than hostile files may demand
 _MOST_DIGITS = 38  # largest number of digits of a decimal of 128 bits
 
 _PRIMITIVES: Mapping[str, pa.DataType] = {
@@ -67,8 +71,10 @@ class _File:
         size: its number of bytes.
         first_block: the position of the first block, after the header.
         marker: the 16 bytes after each block.
-        header: the header with a changed schema. With this schema, the bytes of the file are decoded to
-            values that Arrow can convert.
+        codec: the codec of its blocks.
+        max_expansion: the largest allowed size of decompressed blocks, as a multiple of the compressed size.
+        header: the header with a changed schema and without the codec. With this schema, decompressed blocks
+            are decoded to values that Arrow can convert.
         types: maps each listed column of the file to its Arrow type.
     """
 
@@ -76,6 +82,8 @@ class _File:
     size: int
     first_block: int
     marker: bytes
+    codec: str
+    max_expansion: float
     header: bytes
     types: Mapping[str, pa.DataType]
 
@@ -178,11 +186,19 @@ def _read_header(path: str, table: RawTable, event_time: EventTime | None) -> _F
         of_day = {column.source_name for column in table.columns if column.type == "time"}
         fields |= {name: _numbers_of_times(kind) for name, kind in fields.items() if name not in of_day}
         changed = io.BytesIO()
-        meta = {**header["meta"], "avro.schema": json.dumps(_plain(schema)).encode()}
+        codec = header["meta"].get("avro.codec", b"null").decode()
+        meta = {"avro.codec": b"null", "avro.schema": json.dumps(_plain(schema)).encode()}
         fastavro.schemaless_writer(changed, _HEADER, {**header, "meta": meta})
     listed = check_schema(path, pa.schema(list(fields.items())), table, event_time)
     types = {name: fields[name] for name in listed}
-    return _File(path, size, first_block, header["sync"], changed.getvalue(), types)
+    if codec != "null" and codec not in _DECOMPRESS:
+        raise DataError(
+            f"{path}: the codec of the Avro file, {codec!r}, is not supported",
+            f"write the file with one of these codecs: null, {', '.join(_DECOMPRESS)}",
+        )
+    return _File(
+        path, size, first_block, header["sync"], codec, table.max_expansion, changed.getvalue(), types
+    )
 
 
 def _definitions(schema: Any) -> dict[str, Any]:
@@ -345,9 +361,10 @@ def _rows(file: _File, start: int, end: int) -> Iterator[pa.Table]:
         first, last = _block_at(source, file, start), _block_at(source, file, end)
         if first == last:
             return
-        stream = io.BytesIO(file.header + source.read_at(last - first, first))
+        stream = _DecompressedBlocks(file, source.read_at(last - first, first))
     with _damage(file.path):
-        records = _records(fastavro.block_reader(stream, handle_unicode_errors="replace"), file.path)
+        blocks = fastavro.block_reader(cast(IO[bytes], stream), handle_unicode_errors="replace")
+        records = _records(blocks, file.path)
     while True:
         with _damage(file.path):
             batch: list[Any] = list(islice(records, _BLOCK_ROWS))
@@ -356,6 +373,150 @@ def _rows(file: _File, start: int, end: int) -> Iterator[pa.Table]:
             columns = {name: _array(batch, name, kind) for name, kind in file.types.items()}
             rows = pa.table(columns) if columns else pa.table({"": pa.nulls(len(batch))})
         yield rows
+
+
+class _DecompressedBlocks:
+    """A binary stream of a header and of blocks. A block is decompressed when its bytes are read.
+
+    fastavro would decompress a block to any size. This class raises an error when all blocks read so far
+    exceed the limit of the file.
+    """
+
+    def __init__(self, file: _File, stored: bytes) -> None:
+        """Makes the stream.
+
+        Args:
+            file: the header of the file.
+            stored: complete blocks as they are in the file.
+        """
+        self._file = file
+        self._most_bytes = max(ALWAYS_ALLOWED_BYTES, int(file.max_expansion * len(stored)))
+        self._bytes = 0  # of the blocks read so far
+        self._stored = io.BytesIO(stored)
+        self._part = io.BytesIO(file.header)
+        self._position = 0
+
+    def tell(self) -> int:
+        """Returns the number of bytes read so far."""
+        return self._position
+
+    def read(self, size: int) -> bytes:
+        """Returns the next `size` bytes, or fewer at the end.
+
+        Raises:
+            DataError: the decompressed blocks are too large.
+            Exception: a block is damaged. The type of the error depends on the codec.
+        """
+        data = self._part.read(size)
+        while len(data) < size and (block := self._next_block()) is not None:
+            self._part = io.BytesIO(block)
+            data += self._part.read(size - len(data))
+        self._position += len(data)
+        return data
+
+    def _next_block(self) -> bytes | None:
+        if self._file.codec == "null":
+            return self._stored.read() or None
+        if self._stored.tell() == len(self._stored.getbuffer()):
+            return None
+        rows, size = _read_long(self._stored), _read_long(self._stored)
+        stored = self._stored.read(size)
+        if size < 0 or len(stored) < size:
+            raise ValueError("a block is not complete")
+        marker = self._stored.read(_MARKER_BYTES)
+        data = _DECOMPRESS[self._file.codec](stored, self._most_bytes - self._bytes)
+        if data is None:
+            file_bytes = len(self._stored.getbuffer())
+            raise too_large(FileSplit(self._file.path, 0, None, file_bytes, self._most_bytes))
+        self._bytes += len(data)
+        return b"".join((_long(rows), _long(len(data)), data, marker))
+
+
+# The next functions return None if a block has more than `most_bytes` bytes when it is decompressed.
+
+
+def _inflate(stored: bytes, most_bytes: int) -> bytes | None:
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)
+    return _ended(stream, stream.decompress(stored, most_bytes + 1), most_bytes)
+
+
+def _bunzip2(stored: bytes, most_bytes: int) -> bytes | None:
+    stream = bz2.BZ2Decompressor()
+    return _ended(stream, stream.decompress(stored, most_bytes + 1), most_bytes)
+
+
+def _unxz(stored: bytes, most_bytes: int) -> bytes | None:
+    stream = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+    return _ended(stream, stream.decompress(stored, most_bytes + 1), most_bytes)
+
+
+def _ended(stream: Any, data: bytes, most_bytes: int) -> bytes | None:
+    if len(data) > most_bytes:
+        return None
+    if not stream.eof:
+        raise ValueError("a compressed block is not complete")
+    return data
+
+
+def _unzstd(stored: bytes, most_bytes: int) -> bytes | None:
+    data: bytes = pa.CompressedInputStream(pa.BufferReader(stored), "zstd").read(most_bytes + 1)
+    return None if len(data) > most_bytes else data
+
+
+def _unsnap(stored: bytes, most_bytes: int) -> bytes | None:
+    """The bytes begin with the decompressed size, and end with a checksum of four bytes."""
+    size = shift = 0
+    for byte in stored[:5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return _of_size(stored[:-4], size, "snappy", most_bytes)
+
+
+def _unlz4(stored: bytes, most_bytes: int) -> bytes | None:
+    """The bytes begin with the decompressed size."""
+    return _of_size(stored[4:], int.from_bytes(stored[:4], "little"), "lz4_raw", most_bytes)
+
+
+def _of_size(stored: bytes, size: int, codec: str, most_bytes: int) -> bytes | None:
+    if size > most_bytes:
+        return None
+    data: bytes = pa.decompress(stored, decompressed_size=size, codec=codec, asbytes=True)
+    return data
+
+
+# Decompresses a block, by the name of its codec (avro.apache.org/docs/1.11.1/specification).
+_DECOMPRESS: Mapping[str, Callable[[bytes, int], bytes | None]] = {
+    "deflate": _inflate,
+    "bzip2": _bunzip2,
+    "xz": _unxz,
+    "snappy": _unsnap,
+    "zstandard": _unzstd,
+    "lz4": _unlz4,
+}
+
+
+def _read_long(stream: io.BytesIO) -> int:
+    """Reads an integer: groups of seven bits, the lowest group first, and the sign in the lowest bit."""
+    value = shift = 0
+    while True:
+        byte = stream.read(1)[0]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1)
+        shift += 7
+
+
+def _long(value: int) -> bytes:
+    """Returns the bytes of an integer as Avro stores it."""
+    rest = value << 1 if value >= 0 else (-value << 1) - 1
+    groups = bytearray()
+    while rest > 0x7F:
+        groups.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    groups.append(rest)
+    return bytes(groups)
 
 
 def _records(blocks: Iterable[Any], path: str) -> Iterator[Any]:

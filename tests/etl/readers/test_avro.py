@@ -241,6 +241,42 @@ def test_texts_that_are_not_utf8_are_errors_and_not_other_texts(tmp_path: Path) 
         read(str(path), table_of(key="string"))
 
 
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_blocks_that_become_too_large_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    """The blocks together are too large; each of them is not."""
+    monkeypatch.setattr(avro, "ALWAYS_ALLOWED_BYTES", 150_000)
+    rows = [{"key": "a" * 100_000}, {"key": "b" * 40_000}, {"key": "c" * 100_000}]
+    path = write(tmp_path / "a", schema_of(key="string"), rows, codec=codec, sync_interval=10)
+    table = table_of(key="string")
+    with pytest.raises(
+        DataError, match=r"(?s)a has .* bytes, but becomes more than 150,000 bytes.*`max_expansion`"
+    ):
+        read(path, table.model_copy(update={"max_expansion": 1.0}))
+    allowed = read(path, table.model_copy(update={"max_expansion": 1e6}))
+    assert allowed.columns["key"] == [row["key"] for row in rows]
+
+
+@pytest.mark.parametrize("codec, size", [("snappy", b"\xff\xff\xff\xff\x0f"), ("lz4", b"\xff\xff\xff\xff")])
+def test_no_memory_is_reserved_for_a_declared_size(tmp_path: Path, codec: str, size: bytes) -> None:
+    """A block of a few bytes declares that it becomes 4 GiB."""
+    path = Path(write(tmp_path / "a", schema_of(key="string"), [{"key": "abc"}], codec=codec))
+    marker = path.read_bytes()[-16:]
+    header = path.read_bytes().split(marker)[0] + marker
+    block = size + b"\x00" * 8
+    path.write_bytes(header + bytes([2, 2 * len(block)]) + block + marker)
+    with pytest.raises(DataError, match=r"a has .* bytes, but becomes more than"):
+        read(str(path), table_of(key="string"))
+
+
+def test_an_unknown_codec_is_named(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a", schema_of(key="long"), [{"key": 1}], codec="deflate"))
+    path.write_bytes(path.read_bytes().replace(b"deflate", b"brotli7"))
+    with pytest.raises(DataError, match="a: the codec of the Avro file, 'brotli7', is not supported"):
+        read(str(path), table_of(key="int"))
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_damage_is_an_error_of_the_file(tmp_path: Path, codec: str) -> None:
     rows = [{"key": row} for row in range(5000)]

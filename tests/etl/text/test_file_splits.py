@@ -176,7 +176,7 @@ def test_a_long_line_is_searched_once(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_compressed_file_that_becomes_too_large_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_splits, "_ALWAYS_ALLOWED_BYTES", 1_000)
+    monkeypatch.setattr(file_splits, "ALWAYS_ALLOWED_BYTES", 1_000)
     path = tmp_path / "a.tsv.gz"
     path.write_bytes(gzip.compress(b"\n" * 5_000_000))
     refused = rf"a\.tsv\.gz has {path.stat().st_size:,} bytes, but becomes more than"
