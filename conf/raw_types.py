@@ -529,10 +529,10 @@ class TableOfRoles(RawTable):
         return without_defaults(values_of(self), new, info)
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
-        """Returns a copy that declares all columns to read, and maps their names to their names in the copy.
+        """Returns a copy that declares all columns to read, and a mapping from names to those in the copy.
 
         Args:
-            defaults: maps the name of each column to read to the type of an undeclared column.
+            defaults: maps the name of each column to read to its type if it is not declared.
         """
         declared = {column.name: column for column in self.columns}
         columns = list(self.columns) if format_settings(self.format).is_positional else []

@@ -441,7 +441,7 @@ class ServingExperiment(Strict):
         return self.start <= run_date <= (self.end or run_date)
 
     def first_date(self, run_date: str) -> str:
-        """Returns the first date that a run date's figures cover: `resume` from that date on, or `start`."""
+        """Returns the first date that a run date's figures cover: `resume` if it is reached, else `start`."""
         return self.resume if self.resume is not None and self.resume <= run_date else self.start
 
 
