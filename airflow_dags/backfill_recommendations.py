@@ -61,7 +61,7 @@ def create_backfill(dataset: Dataset) -> DAG:
             "from": Param(type="string", format="date", description="The first day, YYYY-MM-DD"),
             "to": Param(type="string", format="date", description="The last day, YYYY-MM-DD"),
             "when_published": Param(
-                "skip", enum=["skip", "rerun"], description="What to do with days whose lists are published"
+                "skip", enum=["skip", "rerun"], description="What to do with days that already have lists"
             ),
             "set": Param(
                 [], type="array", items={"type": "string"}, description="--set values of these runs"
@@ -72,7 +72,7 @@ def create_backfill(dataset: Dataset) -> DAG:
         TriggerDagRunOperator.partial(
             task_id="night",
             trigger_dag_id=dataset.id_of(DAILY),
-            logical_date=None,  # a run has no logical date, which must be unique; its Param gives the day
+            logical_date=None,  # logical dates must be unique, so a run has none; its Param gives the day
             wait_for_completion=True,
             fail_when_dag_is_paused=True,  # a run of a paused DAG would never start
             poke_interval=_LOOK_EVERY_S,

@@ -17,8 +17,8 @@ class Call:
         run_date: the logical day, YYYY-MM-DD.
         overrides: `--set` values of this run, in addition to those of the settings.
         options: further arguments of the script.
-        is_plan: whether the job is plan_night. This job runs in client mode, whatever the Spark profile sets,
-            because the task needs its summary. The job runs without a check of the node.
+        is_plan: whether the job is plan_night. No check of the node precedes this job. It runs in client
+            mode, whatever the Spark profile sets, because the task needs its summary.
     """
 
     job: str
@@ -60,6 +60,6 @@ def doctor_arguments(call: Call, settings: Settings, master: str) -> list[str]:
 
 
 def beside(program: str, name: str) -> str:
-    """Returns the path of the program `name` in the folder of `program`; `name` if `program` has none."""
+    """Returns the path of the program `name` in the folder of `program`; `name` if there is no folder."""
     path = PurePosixPath(program)
     return name if path.name == program else str(path.with_name(name))

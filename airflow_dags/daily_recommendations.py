@@ -50,7 +50,7 @@ DAG_ID = "daily_recommendations"
 def announce(
     dataset: str, ti: Any = None, outlet_events: Any = None, inlet_events: Any = None
 ) -> Mapping[str, Any]:
-    """Updates the Airflow asset of the published recommendation lists of a dataset.
+    """Updates the Airflow asset that stands for the published lists of a dataset.
 
     The asset event contains the version of the model that made the lists, and the version of the champion.
     They differ if the lists were made by a refit of the champion. The event also contains the day when the
@@ -89,7 +89,7 @@ def create_daily(dataset: Dataset) -> DAG:
         params={
             "run_date": DATE_PARAM,
             "when_published": Param(
-                "rerun", enum=["rerun", "skip"], description="What to do with a day whose lists are published"
+                "rerun", enum=["rerun", "skip"], description="What to do with a day that already has lists"
             ),
             "set": Param([], type="array", items={"type": "string"}, description="--set values of this run"),
         },

@@ -73,7 +73,7 @@ class JobHook(SparkSubmitHook):
         return [python, *command[start:]]
 
     def _python_of_local_jobs(self) -> str | None:
-        """Returns the Python in spark-submit's folder; None if missing, or if the job needs spark-submit."""
+        """Returns the Python beside spark-submit; None if there is none, or if the job needs spark-submit."""
         connection = self._connection
         if not str(connection["master"]).startswith("local") or connection["deploy_mode"] == "cluster":
             return None

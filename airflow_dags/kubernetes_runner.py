@@ -45,7 +45,7 @@ class KubernetesRunner(Runner):
         except HTTPError as error:
             raise AirflowException(f"the Kubernetes API cannot be reached: {error}") from error
         except AirflowException as error:
-            if isinstance(error.__context__, AirflowTaskTimeout):  # Airflow's clean-up after it failed too
+            if isinstance(error.__context__, AirflowTaskTimeout):  # the clean-up after a timeout failed too
                 raise error.__context__ from None
             raise
         finally:
@@ -174,7 +174,7 @@ def exit_code_of(pod: k8s.V1Pod | None) -> int | None:
 
 
 def _pod_in(folder: str) -> k8s.V1Pod:
-    """Returns a pod with only the working folder of the job, for which the operator has no argument."""
+    """Returns a pod that sets only the job's working folder, because the operator has no argument for it."""
     container = k8s.V1Container(name=_CONTAINER, working_dir=folder)
     return k8s.V1Pod(metadata=k8s.V1ObjectMeta(), spec=k8s.V1PodSpec(containers=[container]))
 

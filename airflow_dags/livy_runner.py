@@ -114,7 +114,7 @@ class LivyRunner(Runner):
         return {name: value for name, value in properties.items() if name not in _OF_LIVY and value}
 
     def _end_earlier_batch(self, store: Any) -> None:
-        """Deletes the batch of an earlier attempt whose worker was lost, because its job may still run."""
+        """Deletes the batch of an earlier attempt whose worker was lost: the batch may still run the job."""
         earlier = None if store is None else store.get(_STATE_KEY)
         if not isinstance(earlier, dict) or self._hook is None:
             return

@@ -82,7 +82,7 @@ class OtherDagSensor(BaseSensorOperator):
         self.yields = yields
 
     def poke(self, context: Mapping[str, Any]) -> bool:
-        """Returns whether the other DAG has no run that this run must wait for."""
+        """Returns whether this run can start: it need not wait for any run of the other DAG."""
         ti = context["ti"]
         running = ti.get_dr_count(dag_id=self.other, states=["running"])
         waiting = (

@@ -145,7 +145,8 @@ def _check_livy(values: Mapping[str, Any]) -> None:
     remedies = {
         "spark_submit": "remove the key, because Livy has its own spark-submit",
         "spark_connection": "remove the key, because Livy's setting livy.spark.master names the master",
-        "environment": "set them where Livy runs, and spark.executorEnv.<name> in the Spark profile",
+        "environment": "set these variables in the environment of Livy, and for executors as "
+        "spark.executorEnv.<name> in the Spark profile",
         "check_node": "set check_node to false, because the checks cannot run on the machine of Livy",
     }
     for key, remedy in remedies.items():

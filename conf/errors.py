@@ -7,7 +7,7 @@ from contextlib import suppress
 from conf.messages import printable_lines, shortened
 
 EXIT_OK = 0
-EXIT_CRASHED = 1  # Python's exit code of an unexpected error
+EXIT_CRASHED = 1  # Python's exit code after an uncaught exception
 EXIT_CONFIG = 2
 EXIT_DATA = 3
 EXIT_INFRASTRUCTURE = 4

@@ -1,4 +1,4 @@
-"""Experiments files: their types, the configurations of trainings, and files for a chosen experiment."""
+"""Reads experiments files, and makes configurations for the trainings and for a chosen experiment."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def plan_experiments(config: Config, experiments: Experiments, path: str) -> lis
 
 
 def plan_space(config: Config, experiments: Experiments, path: str) -> dict[str, list[Experiment]]:
-    """Returns, for each searched key, experiments with which the space is checked before the first trial.
+    """Returns, for each searched key, experiments that check its values before the first trial.
 
     The experiments of a key change only this key, to each of its choices or to the ends of its range. For a
     range of real numbers, a value between the ends is checked too. Without this value, a range of real
@@ -354,8 +354,8 @@ class SearchedValues(Strict):
         return self
 
 
-# Where in a range of real numbers a value is checked, as a share of the range's length. The value there is
-# almost never an integer.
+# The position of the checked value between the ends of a range of real numbers, as a share of the range's
+# length. The value there is almost never an integer.
 _BETWEEN = 0.3819660112501051
 
 
@@ -373,8 +373,8 @@ class Search(Strict):
     timeout: float | None = Field(
         default=None,
         gt=0,
-        description="Time limit in seconds, counted from the first trial of a run of the job. Later, no new "
-        "trial begins. A trial that has begun is completed. Null: no limit.",
+        description="Time limit in seconds, counted from the first trial of a run of the job. After this "
+        "time, no new trial begins. A trial that has begun is completed. Null: no limit.",
     )
     space: dict[str, SearchedValues] = Field(
         min_length=1,
@@ -428,7 +428,7 @@ class Experiments(Strict):
     )
     repeat_seeds: Annotated[list[Seed], Field(min_length=1)] | None = Field(
         default=None,
-        description="Seeds: every experiment is trained once with each of them as `train.seed`. Null: each "
+        description="Seeds: every experiment is trained once with each seed (`train.seed`). Null: each "
         "experiment is trained once, with `train.seed` of the configuration. It cannot be combined with "
         "`search`.",
     )

@@ -45,7 +45,8 @@ class Scopes(Strict):
     context: Names = Field(
         default=[],
         description="Features that do not depend on the user or the item, such as the hour of the day or "
-        "the device. For lists, `score.context` gives the raw values of these features.",
+        "the device. When lists are made, `score.context` gives the raw values of these "
+        "features.",
     )
 
 
@@ -56,10 +57,10 @@ class WorkflowConfig(Strict):
         default="auto",
         description="`sql` fits workflows and looks up ids with Spark expressions and joins, which RAPIDS "
         "can run on a GPU. `arrow` does the same in Python workers on Arrow batches, which is faster, even "
-        "on a machine with a GPU (docs/gpu.md). `auto` is `arrow`. Both engines give the same rows, and "
-        "parse logs in tasks. With `auto`, a job on one machine that was started with Python instead of "
-        "spark-submit reads and prepares logs in its own processes. It starts a JVM only for work that "
-        "needs Spark (docs/roads.md). With `arrow`, Spark's Python workers always read the logs.",
+        "on a machine with a GPU (docs/gpu.md). Both engines give the same rows. `auto` is `arrow`, "
+        "except that a job on one machine that was started with Python instead of spark-submit reads and "
+        "prepares logs in its own processes. Such a job starts a JVM only for work that needs Spark "
+        "(docs/roads.md). With `sql` or `arrow`, Spark's Python workers always read the logs.",
     )
     device: Literal["cpu", "cuda"] = Field(
         default="cpu",
@@ -105,9 +106,9 @@ class History(Strict):
     length: PositiveInt = Field(default=50, description="Largest number of items in a list.")
     days: Days | None = Field(
         default=None,
-        description="Number of days whose clicks are used. They end with the day before the row. It is "
-        "required with split.by=day. With another split.by it is refused, because all rows of the log are "
-        "used.",
+        description="Number of days whose clicks are used. The last of them is the day before the row's "
+        "day. The key is required with split.by=day. With another split.by it is refused, because all "
+        "rows of the log are used.",
     )
 
     @property
@@ -153,7 +154,7 @@ class History(Strict):
 
 
 class LastValues(Strict):
-    """Columns with the last values that events of a row's item had before the day of the row, such as prices.
+    """Columns with the latest values, such as prices, from events of a row's item before the row's day.
 
     For each column in `columns`, such as `price`, each row gets a column `last_price`. Its value comes from
     the events of the row's item on the `days` days before the day of the row. The event with the latest event
@@ -161,7 +162,7 @@ class LastValues(Strict):
     log counts. Nulls are skipped, so different columns may have their values from different events. If no
     event of the item on these days has a value, the value is null. If the log has event times, the value is
     also null if the event that counts is not earlier than the row. An event is not used if its time is after
-    the end of its log's day in `log.time_zone`. Features read these columns like columns of the table of
+    the day of its file in `log.time_zone`. Features read these columns like columns of the table of
     items. Lists are scored with the table `items`, which has the last values up to the run date. If the lists
     are compared with the test split (measure.against=test_split), these values come from no event of the test
     split. The section needs `split.by=day`.
@@ -173,14 +174,14 @@ class LastValues(Strict):
     )
     days: Days = Field(
         default=14,
-        description="Number of days whose events are used. They end with the day before the row. Days "
-        "without a log are skipped. With a larger number, fewer items have a null, and a run reads more "
-        "small tables.",
+        description="Number of days whose events are used. The last of them is the day before the row's "
+        "day. Days without a log are skipped. With a larger number, fewer items have a null, and a run "
+        "reads more small tables.",
     )
 
     @property
     def new_columns(self) -> dict[str, str]:
-        """Maps the name of each column that the section adds to the column of the log."""
+        """Maps the name of each new column to the column of the log that has its values."""
         return {f"{_LAST}{name}": name for name in self.columns}
 
     def checked_columns(self, split_by: str, log: RawTable, refused: Collection[str]) -> set[str]:
@@ -243,7 +244,7 @@ class Negatives(Strict):
     def is_drawn(self, row_id: int) -> bool:
         """Returns whether a row of a feature table is a drawn negative.
 
-        `etl.raw.splits` chooses the ids of rows.
+        The ids of the other rows are multiples of `per_positive` + 1 (etl.raw.splits).
         """
         return row_id % (self.per_positive + 1) != 0
 

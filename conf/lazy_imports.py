@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 else:
 
     class _Lazy:
-        """A proxy for a module, or for an object of a module. It has the same attributes."""
+        """A proxy with the attributes of a module, or of an object of a module."""
 
         def __init__(self, module: str, name: str | None = None) -> None:
             self._module = module
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            if attribute.startswith("__"):  # looked up by pickle, copy and doctest, which need no pyspark
+            if attribute.startswith("__"):  # pickle, copy and doctest look up such names
                 raise AttributeError(attribute)
             target = import_module(self._module)
             value = getattr(getattr(target, self._name) if self._name else target, attribute)
@@ -67,4 +67,4 @@ def allow_pandas() -> None:
     sys.meta_path.remove(_finder)
     import pyarrow as pa
 
-    pa.array([0]).to_pandas()  # only such a conversion makes pyarrow import pandas again
+    pa.array([0]).to_pandas()  # pyarrow tries the import again only in this conversion

@@ -262,7 +262,7 @@ def _every_item() -> list[SourceSettings]:
 
 
 class Candidates(Strict):
-    """The items that are scored for each user. The sources propose them, in the order of the list.
+    """The items that are scored for each user. The sources propose them, in the order of `sources`.
 
     If several sources propose the same item to a user, it counts as an item of the first of these sources.
     """

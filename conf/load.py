@@ -50,7 +50,7 @@ def load_config(path: str, overrides: list[str] | None = None) -> Config:
 
 
 def parse_date(text: str, *, future: bool = False) -> str:
-    """Returns the value of --run-date unchanged.
+    """Checks the value of --run-date and returns it unchanged.
 
     Args:
         text: the value.
@@ -273,7 +273,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def read_models(values: dict[str, Any], path: Path) -> None:
-    """Replaces the path of a model file by the mapping in the file, in `model` and in sources of candidates.
+    """Reads the model files that `model` and sources of candidates name, and inserts their mappings.
 
     Args:
         values: the mapping of the configuration file, which is changed.
@@ -373,7 +373,7 @@ def _absolute(path: Path) -> Path:
 
 
 def _beside(path: Path, named: Any, key: str) -> Path:
-    """Returns the path of a file whose name `named` is relative to the folder of the file `path`.
+    """Returns the path of the file `named`, a name that is relative to the folder of the file `path`.
 
     Raises:
         ConfigError: `named`, the value of `key` in the file `path`, is not a file name.

@@ -1,4 +1,4 @@
-"""Texts of messages: escapes of control characters, counted nouns, and the name of a job.
+"""Helpers for messages: they escape control characters, count nouns, and name the program of a job.
 
 A terminal executes control characters. An id with control characters could clear the screen, change the text
 above, or set the title of the window. With bidirectional overrides, the id could show its characters in a
@@ -82,7 +82,10 @@ _VARIABLE = "NIGHTRANK_PROGRAM"
 
 
 def started_by(command: str) -> None:
-    """Sets the program name of the job that replaces this process: the command that starts it."""
+    """Sets the name that a job shows in its usage and errors: the command of `nightrank` that starts it.
+
+    Call this before the job replaces this process.
+    """
     os.environ[_VARIABLE] = command
 
 

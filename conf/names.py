@@ -81,7 +81,7 @@ def has_date(path: str) -> bool:
 def with_date(path: str, day: str) -> str:
     """Returns a path in which a day replaces each `{date}`, in the notation of the path.
 
-    `day` is an ISO date. If each key of the path is `{date}` without a notation, `day` can be any text.
+    `day` is an ISO date. If no placeholder of the path has a notation, `day` can be any text.
     """
     return _DATE_KEY.sub(lambda key: date.fromisoformat(day).strftime(key[1]) if key[1] else day, path)
 
@@ -92,7 +92,7 @@ def with_any_date(path: str) -> str:
 
 
 def _check_dates(path: str) -> None:
-    """Checks that all keys `{date…}` of a path together contain year, month and day. A path may have none."""
+    """Checks that the placeholders `{date…}` of a path, if any, together contain year, month and day."""
     notations = [key[1] for key in _DATE_KEY.finditer(path)]
     if not notations:
         return
@@ -127,14 +127,14 @@ RawLocation = Annotated[str, AfterValidator(raw_location)]
 
 
 def reject_unknown(where: str, names: list[str], known: set[str]) -> None:
-    """Raises ValueError if a name in the key `where` is not a known column."""
+    """Raises ValueError if a name is not a known column. `where` is the key that lists the names."""
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"{where} names columns that do not exist: {unknown}; known: {sorted(known)}")
 
 
 def reject_repeated(where: str, names: list[str]) -> None:
-    """Raises ValueError if the key `where` lists a column twice."""
+    """Raises ValueError if a column is listed twice. `where` is the key that lists the columns."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"{where} names the columns {repeated} twice; name each column once")

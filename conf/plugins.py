@@ -9,8 +9,8 @@ This module only lists names. It imports a plug-in when the plug-in is used. So 
 folder. Reading the entry points opens a file of each installed package. So a process reads them at most once.
 It reads them only if a configuration has a name that the checkout does not have, or if all names are listed.
 
-Versions that depend on code contain digests of source files (`source_digests`). `PluginNames` adds the names
-of the checkout's plug-ins to the JSON schema of a key.
+The version of a model depends on code, so it contains digests of source files (`source_digests`).
+`PluginNames` adds the names of the checkout's plug-ins to the JSON schema of a key.
 """
 
 from __future__ import annotations
@@ -262,8 +262,8 @@ def description(described: Any) -> str:
 def digests_of(used: Iterable[Plugin | None]) -> dict[str, str]:
     """Returns the digests of those plug-ins of a configuration that come from packages.
 
-    Plug-ins of the checkout have no digest here. So changes of packages affect only versions that use a
-    plug-in of a package.
+    Plug-ins of the checkout have no digest here. So if a package changes, only results
+    that use one of its plug-ins count as outdated.
 
     Raises:
         ConfigError: a module cannot be imported.
@@ -324,7 +324,7 @@ def _code_digest(module: str) -> str:
     return combined_digest([(PurePath(str(root.__file__)).name, sha256(content).hexdigest())])
 
 
-# Digests of source files, for versions that depend on code.
+# Digests of source files, for results that depend on code, such as models.
 
 
 def source_digests(

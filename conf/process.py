@@ -1,4 +1,4 @@
-"""Settings of this process for freed memory, garbage collection and threads; reads the host's free memory.
+"""Sets how this process frees memory, collects garbage and lets threads wait; reads the free memory.
 
 A training step on a CPU, or a task that scans text, allocates and frees arrays of tens of megabytes. By
 default, glibc requests the memory of each array from the system, and returns this memory when the array is
@@ -106,7 +106,7 @@ def available_memory() -> int:
 
 
 def _left_in_container() -> int:
-    """Returns the bytes left below the control group's memory limit (v2); a large number if it has none."""
+    """Returns the bytes left below the control group's memory limit (v2); a large number without a limit."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = int((group / "memory.max").read_text())

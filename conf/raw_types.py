@@ -357,7 +357,7 @@ class RawTable(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out new settings with default values, so that the digests of earlier releases stay."""
+        """Leaves out new settings with default values, so that digests of earlier releases stay the same."""
         return without_defaults(values_of(self), {"decimal_separator": POINT, "encoding": UTF8}, info)
 
     @model_validator(mode="before")
@@ -454,7 +454,7 @@ class RawTable(Strict):
         return "," if self.format == "csv" else "\t"
 
     def require_present(self, where: str, names: Sequence[str]) -> None:
-        """Raises ValueError if a column in the key `where` is optional."""
+        """Raises ValueError if one of the columns is optional. `where` is the key that names the columns."""
         for column in self.columns:
             if column.name in names and column.optional:
                 raise ValueError(
@@ -470,10 +470,10 @@ class RawTable(Strict):
         otherwise: str = "",
         section: str = "log",
     ) -> None:
-        """Raises ValueError if a column in the key `where` has a type that is not in `types`.
+        """Raises ValueError if one of the columns has a type that is not in `types`.
 
-        `otherwise` is the remedy for values that do not have such a type. `section` is the section of the
-        table, for the message.
+        `where` is the key that names the columns. `otherwise` is the remedy for values that do not have such
+        a type. `section` is the section of the table, for the message.
         """
         for column in self.columns:
             if column.name in names and column.type not in types:
@@ -492,7 +492,7 @@ class TableOfRoles(RawTable):
     columns: list[Column] = Field(
         default=[],
         description="Types of the columns that other keys of this section name. A column that is not listed "
-        "is read under its name in the files. With `tsv` and `displays`, list all columns, in their order.",
+        "has the same name in the files. With `tsv` and `displays`, list all columns, in their order.",
     )
 
     @property
@@ -530,10 +530,10 @@ class TableOfRoles(RawTable):
         return without_defaults(values_of(self), new, info)
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
-        """Returns the table with types for the columns to read, and the name of each of them in this table.
+        """Returns a copy that declares all columns to read, and a mapping from names to those in the copy.
 
         Args:
-            defaults: maps the name of each column to read to its type if `columns` does not declare it.
+            defaults: maps the name of each column to read to its type if it is not declared.
         """
         declared = {column.name: column for column in self.columns}
         columns = list(self.columns) if format_settings(self.format).is_positional else []
@@ -698,7 +698,7 @@ class EventTime(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out new settings with default values, so that the digests of earlier releases stay."""
+        """Leaves out new settings with default values, so that digests of earlier releases stay the same."""
         return without_defaults(values_of(self), {"time_of_day": None}, info)
 
     @property
@@ -750,7 +750,7 @@ class Keys(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out new settings with default values, so that the digests of earlier releases stay."""
+        """Leaves out new settings with default values, so that digests of earlier releases stay the same."""
         return without_defaults(values_of(self), {"rows_without_user": "quarantine"}, info)
 
     @model_validator(mode="after")

@@ -142,9 +142,9 @@ class Output(Strict):
 
     row_group_rows: PositiveInt = Field(
         default=1_000_000,
-        description="Largest number of rows of a Parquet file. A file is one row group. Only files of "
-        "features that are encoded without Spark frames have several: each has at most 32 MiB of model "
-        "inputs, so that training needs less memory.",
+        description="Largest number of rows of a Parquet file. A file has one row group. Only files of "
+        "features that are encoded without Spark frames have several row groups, each with at most 32 MiB of "
+        "model inputs, so that training needs less memory.",
     )
     grace_hours: Annotated[float, Field(ge=0, le=_HOURS_OF_A_CENTURY)] = Field(
         default=24.0,
@@ -433,7 +433,7 @@ class ServingExperiment(Strict):
 
     @property
     def salted_prefix(self) -> str:
-        """Returns the prefix for the key of a user. It ends with a character that no salt can contain."""
+        """Returns the text that precedes a user's key in the hash. No salt can contain its last character."""
         return f"{self.salt or self.name}:"
 
     def runs_on(self, run_date: str) -> bool:
@@ -441,7 +441,7 @@ class ServingExperiment(Strict):
         return self.start <= run_date <= (self.end or run_date)
 
     def first_date(self, run_date: str) -> str:
-        """Returns the date from which figures count on a run date: `start`, or `resume` if it is past."""
+        """Returns the first date that a run date's figures cover: `resume` if it is reached, else `start`."""
         return self.resume if self.resume is not None and self.resume <= run_date else self.start
 
 
@@ -477,9 +477,9 @@ class Impressions(TableOfRoles):
     )
     max_unmatched_share: Share = Field(
         default=0.05,
-        description="Limit for two warnings. measure_recommendations logs one if a larger share of the "
-        "impressions fits no list, and build_features if a larger share of a day's rows has no user, item, "
-        "position or time.",
+        description="Largest share that causes no warning. measure_recommendations warns if a larger share "
+        "of a day's impressions disagrees with the published lists. build_features warns if a larger share "
+        "of a day's impressions has no user, item, position or time.",
     )
     row_column: ColumnName | None = Field(
         default=None,
@@ -497,9 +497,9 @@ class Impressions(TableOfRoles):
     )
     min_effective_entries: PositiveInt = Field(
         default=200,
-        description="Smallest effective number of shown entries for `by_score`, the estimate of the click "
-        "rate that explored positions would have if their items were ordered by score. With fewer entries, "
-        "the difference is null.",
+        description="`by_score` estimates the click rate that explored positions would have if their items "
+        "were ordered by score. It is null if the effective number of shown entries (docs/experiments.md) "
+        "is below this number.",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.95, description="Confidence of the intervals."

@@ -57,7 +57,7 @@ def time_format(pattern: str) -> str:
 
 
 def column_format(pattern: str) -> str:
-    """Checks a pattern, which must suit `time_format` or determine a time of day, such as `%H:%M`."""
+    """Checks that a pattern is valid for `time_format`, or determines a time of day, such as `%H:%M`."""
     parts = _parts_of(pattern)
     if not parts or not set(parts) <= set(_OF_TIMES_OF_DAY):
         return time_format(pattern)

@@ -199,7 +199,7 @@ class Embeddings(Strict):
         default="auto",
         description="`replicated`: every rank holds every table. `table_wise`: each table is on one rank. "
         "`row_wise`: the rows of each table are distributed over all ranks. `auto` decides for each "
-        "feature. A single rank holds all tables.",
+        "feature. If there is only one rank, it holds all tables.",
     )
     replicated_max_bytes: Annotated[int, Field(ge=0, lt=2**63)] = Field(
         default=4 * 2**20,
@@ -326,7 +326,8 @@ class Reading(Strict):
     device_mib: PositiveInt = Field(
         default=8192,
         description="Largest amount of device memory, in MiB, for pools and the row groups from which they "
-        "are made. A rank needs at most two row groups of each shard, the rows of a pool, and five pools.",
+        "are made. A rank needs memory for five pools, for the decoded rows of one "
+        "pool, and for at most two more row groups of each shard.",
     )
     threads: PositiveInt | None = Field(
         default=None,

@@ -220,22 +220,22 @@ class Quality(Strict):
     users_without_row_warn: ShareLimit = Field(
         default=0.1,
         description="Warns if more than this share of the users of the log has no row in the table of "
-        "users. All days of the run count. Null: no limit.",
+        "users. The users on all days of the run are counted. Null: no limit.",
     )
     users_without_row_stop: ShareLimit = Field(
         default=None,
         description="Stops if more than this share of the users of the log has no row in the table of "
-        "users. All days of the run count. Null: no limit.",
+        "users. The users on all days of the run are counted. Null: no limit.",
     )
     items_without_row_warn: ShareLimit = Field(
         default=0.1,
         description="Warns if more than this share of the items of the log has no row in the table of "
-        "items. All days of the run count. Null: no limit.",
+        "items. The items on all days of the run are counted. Null: no limit.",
     )
     items_without_row_stop: ShareLimit = Field(
         default=None,
         description="Stops if more than this share of the items of the log has no row in the table of "
-        "items. All days of the run count. Null: no limit.",
+        "items. The items on all days of the run are counted. Null: no limit.",
     )
     exempt: Names = Field(
         default=[],

@@ -270,7 +270,7 @@ def _values(words: Tensor, starts: Tensor, ends: Tensor) -> _Values:
 
 
 def _index_in_value(num_words: Tensor, word_ends: Tensor, value_of_word: Tensor) -> Tensor:
-    """Returns the index of each word in its value, (w,)."""
+    """Returns the position of each word within its value, (w,)."""
     index = torch.arange(value_of_word.shape[0], device=value_of_word.device)
     return index - (word_ends - num_words)[value_of_word]
 
