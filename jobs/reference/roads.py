@@ -39,7 +39,7 @@ Rows need a preparation in three cases:
 
 ## The shipped configurations
 
-The program that writes this table calls the functions that decide in a job: `road_of` in `etl/passes.py` for
+This table shows the decisions of two functions that jobs call: `road_of` in `etl/passes.py` for
 the log, and `frames_needed` in `scoring/candidates/candidate_tables.py` for the candidates. *All jobs of a
 run* are the jobs that `nightly --retrain` starts on one machine.
 
