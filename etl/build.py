@@ -64,9 +64,8 @@ class BuildResult:
         counts: maps each day to its row counts.
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
-        missing: the number of users and the number of items in the log that have no row in their table of
-            attributes. If the configuration has no table of users, the mapping has no entry `users`. The same
-            is true of items.
+        missing: for each table of users or items that the configuration has: how many users or items in the
+            log have no row in this table.
         warnings: one message for each figure that exceeds its limit (a setting `quality.…_warn`).
         empty_days: train days that were left out because their raw log has no row.
     """

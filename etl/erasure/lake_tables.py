@@ -303,8 +303,8 @@ class UserTables:
 
     Attributes:
         vocabularies: names of the vocabularies whose values are ids of users.
-        keyed: maps the names of the tables with ids of users in their keys to the positions of these ids
-            among the parts of a key.
+        keyed: maps the name of each table whose keys contain ids of users to the positions of these ids among
+            the parts of a key.
         features: names of the features whose values are ids of these vocabularies.
     """
 

@@ -224,7 +224,7 @@ def _removed_by_day(rows: Mapping[str, UserRows], logged: Mapping[str, int]) -> 
 
 
 def _removed_clicks(rows: Mapping[str, UserRows]) -> dict[tuple[str, str, str | None], int]:
-    """Returns the number of the users' clicks by (workflow version, day, split of the files)."""
+    """Returns the number of the users' clicks in the feature files of each (workflow version, day, split)."""
     clicks: dict[tuple[str, str, str | None], int] = defaultdict(int)
     for matched in rows.values():
         published = matched.published
@@ -257,7 +257,7 @@ def _draft(
             from the log.
         removed: the result of `_removed_by_day`.
         done: the digests of partitions that an earlier attempt has already published without the users' rows.
-            The facts in their manifests already exclude the users, so they must not be changed again.
+            The numbers in their manifests already exclude the users, so they must not be changed again.
     """
     manifest = published.manifest
     if published.kind in _WITH_VALUES:
@@ -327,16 +327,16 @@ def _with_lists(
     return lists_without(manifest, lists, known | frozenset(lists["user_id"].to_pylist()))
 
 
-# Erasing users changes these facts in manifests: the numbers of users, and the most frequent ids.
+# Erasing users changes these values of `Manifest.facts`: the numbers of users, and the most frequent ids.
 
 _HIDDEN = "(erased)"
 
 
 def without_ids(facts: Mapping[str, Any], ids: frozenset[str], column: str) -> dict[str, Any]:
-    """Returns the facts of a profile or data report, in which a placeholder replaces the ids of users.
+    """Returns `Manifest.facts` of a profile or data report, with a placeholder in place of the ids of users.
 
     Args:
-        facts: the facts. Their key `columns` has the figures of the columns.
+        facts: `Manifest.facts`. The key `columns` has the figures of each column.
         ids: the ids of the users.
         column: the raw column with the ids of users.
     """
@@ -368,7 +368,7 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
     Args:
         manifest: the manifest of a date of `recommendations`.
         with_list: the removed rows, with the column user_id.
-        users: the erased users of the run. Users without rows in `with_list` had no list.
+        users: the erased users of the run that made the lists. Those without rows in `with_list` had no list.
     """
     facts = dict(manifest.facts)
     entries = pc.value_counts(with_list[USER_ID])
@@ -393,7 +393,7 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
 # a feature partition with an old digest.
 
 DATASETS, LAST_CLICKS = "datasets", "last_clicks"
-_MAX_PASSES = 50  # more than the partitions of any chain in which each is an input of the next
+_MAX_PASSES = 50  # above the length of any chain in which each partition is an input of the next
 Clicks = Mapping[tuple[str, str, str | None], int]
 
 

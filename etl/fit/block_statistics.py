@@ -189,7 +189,7 @@ def _block_step(request: ChainRequest, step: Step) -> BlockStep:
 
 
 def _counted_column(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the column with the value counts of a step's first input. The step's key is its name."""
+    """Returns the column of value counts of a step's first input. The column's name is the step's key."""
     name, kind = request.key(step), request.types[step.inputs[0]]
     chain = FittedChain((name,), (_ELEMENTS.get(kind, kind),), (), ())
     return DerivedColumn(name, chain, name)

@@ -1,4 +1,4 @@
-"""Tasks that compute statistics of training rows in blocks: value counts, and parts of statistics by key."""
+"""Tasks that compute statistics of training rows in blocks: value counts, and partial statistics by key."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _measure_task(
 
 
 def _owners_of_whole(steps: Sequence[BlockStep]) -> set[str]:
-    """Returns, for each operator that needs statistics over all rows, the key of its first step."""
+    """Returns the key of the first step with each operator that needs statistics over all rows."""
     owners: list[BlockStep] = []
     for step in steps:
         if step.operator.of_all_rows and all(step.operator != owner.operator for owner in owners):

@@ -202,7 +202,8 @@ class FrameStatistics:
     It also collects the tables in which fitted steps look up values.
 
     Attributes:
-        facts: maps each vocabulary to its facts, as etl.statistics.count_statistics computes them.
+        facts: maps each vocabulary to its sizes (numbers of entries, occurrences and rare values), as
+            etl.statistics.count_statistics computes them.
     """
 
     rows: FrameRows
@@ -261,7 +262,7 @@ class FrameStatistics:
     def _measure_groups(self, inputs: _Inputs) -> dict[str, Any]:
         """Computes and stores the keyed table of a step.
 
-        Returns the name of the table, and the facts that the step needs for its fit.
+        Returns the name of the table, and the values of `Operator.facts`, which the fit of the step needs.
         """
         coded = joined_array(inputs.values).dictionary_encode()
         rows = np.flatnonzero(coded.is_valid().to_numpy(zero_copy_only=False))

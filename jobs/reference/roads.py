@@ -26,7 +26,7 @@ ways:
 
 * **Without a preparation**, tasks read the raw log twice: the scan pass publishes the quarantine and counts
   values, and the encode pass writes the features.
-* **With a preparation**, the scan pass stores the good rows. On one machine, it divides them by user into
+* **With a preparation**, the scan pass stores the valid rows. On one machine, it divides them by user into
   buckets, and each task prepares the rows of one bucket of a day. On a cluster, Spark prepares the rows of a
   day. The prepared rows are written to the table `prepared`. Further tasks count values and compute features
   from the files of this table.
@@ -39,7 +39,7 @@ Rows need a preparation in three cases:
 
 ## The shipped configurations
 
-The program that writes this table calls the functions that decide in a job: `road_of` in `etl/passes.py` for
+This table shows the decisions of two functions that jobs call: `road_of` in `etl/passes.py` for
 the log, and `frames_needed` in `scoring/candidates/candidate_tables.py` for the candidates. *All jobs of a
 run* are the jobs that `nightly --retrain` starts on one machine.
 
