@@ -144,7 +144,7 @@ class ClickTables:
 def click_tables(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | None:
     """Returns an object that reads the clicks of earlier days.
 
-    Returns None if there are no histories, or if the log is one table. In Spark, `clicks_before` of
+    Returns None if there are no histories, or if the log is not stored by day. In Spark, `clicks_before` of
     etl.spark.frame_passes does the same.
     """
     if plan.config.history is None or plan.is_divided:

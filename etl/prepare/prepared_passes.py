@@ -69,7 +69,7 @@ from storage.publish import Rules, new_attempt, own_path, publish_files, rows_of
 from storage.read_parquet import errors_of_file
 from storage.remove import is_younger, remove, written_dates
 
-if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, but they do not need pyspark.
     from pyspark.sql import DataFrame
 
     from etl.workflow.fitted_workflow import FittedWorkflow
@@ -278,7 +278,7 @@ class PreparedPasses(ABC):
         return known
 
     def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
-        """Returns `inputs` with the digests of those tables of users and items that were joined earlier.
+        """Returns `inputs`, but with the digests of users and items with which the day was counted.
 
         If another input of the day's value counts has changed, returns `inputs` unchanged.
         """
@@ -331,7 +331,7 @@ class PreparedPasses(ABC):
         return current_manifest(partition, self._count_inputs(raw)) is not None
 
     def _files(self, dt: str, manifest: Manifest) -> Iterator[tuple[Split | None, FileSplit]]:
-        """Yields the files of the prepared rows of a day, with the split of their rows."""
+        """Yields each file with prepared rows of a day, and the split of these rows."""
         for split in SPLITS if self._plan.is_divided else (None,):
             for path in data_files(self._prepared(dt), manifest, split):
                 yield split, FileSplit(path, 0, None)
@@ -525,7 +525,9 @@ class PreparedRows:
     """Reads the rows of prepared files. Implements the interface etl.text.parse_block.RowSource."""
 
     def blocks(self, file_split: FileSplit, features: Sequence[str]) -> Iterator[ParsedBlock]:
-        """Yields the rows of a file, row group by row group. `row_lines` are the row_ids.
+        """Yields the rows of a file, row group by row group.
+
+        The attribute `row_lines` of a block contains the row_ids.
 
         Raises:
             DataError: the file is missing or damaged.

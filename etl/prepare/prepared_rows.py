@@ -415,7 +415,7 @@ _KEYS = (USER_KEY, ITEM_KEY)
 
 
 def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.Table | None:
-    """Returns the valid impressions of a click log's day: user_key, item_key, position and event_time.
+    """Returns the valid impressions of a day of the click log: user_key, item_key, position and event_time.
 
     Logs a warning if too many impressions are invalid.
 

@@ -129,7 +129,8 @@ def without_elements(lists: pa.Array, unwanted: pa.Array | None) -> pa.Array:
 
     Args:
         lists: n lists, some of them null.
-        unwanted: a boolean for each element of `pc.list_flatten(lists)`; None for null and empty texts.
+        unwanted: a boolean for each element of `pc.list_flatten(lists)`. If it is None, null and empty texts
+            are left out.
     """
     flat = pc.list_flatten(lists)
     if unwanted is None:
@@ -309,7 +310,7 @@ _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}])")
 def literal_pattern(text: str) -> str:
     """Returns a regular expression that matches only the text `text`.
 
-    re.escape would also escape tabs and blanks, which the accelerator does not support.
+    re.escape would also escape tabs and blanks, which the RAPIDS accelerator does not support.
     """
     return _SPECIAL.sub(r"\\\1", text)
 
