@@ -117,7 +117,7 @@ def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> lis
 
 
 def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
-    """Returns, for each unfinished chain, its next consecutive steps that have the same operator."""
+    """Returns, for each unfinished chain, its next step and the following steps of the same operator."""
     groups = []
     for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
         if first < len(chain.steps):

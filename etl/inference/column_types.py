@@ -392,7 +392,7 @@ def _reads(probe: pa.Array, notation: str, kind: ColumnType) -> bool:
 
 
 def _times(texts: pa.Array, notation: str, kind: ColumnType) -> pa.Array:
-    """Returns the times of texts in UTC, in µs since 1970-01-01; null if a text is not in the notation.
+    """Converts texts to times, read as UTC, in µs since 1970-01-01; null if a text is not in the notation.
 
     Times of day are in µs since midnight.
     """

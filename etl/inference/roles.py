@@ -150,7 +150,8 @@ _DOUBT = 3
 _MOST_NULL_KEYS, _MOST_ANONYMOUS = 0.04, 0.6
 # A key column has at least the first number of distinct values, and at most the second number times its rows.
 _FEWEST_KEYS, _MOST_KEYS = 20, 0.9
-# Names of the title of an item in other languages. Accents are removed before names are compared.
+# Names, in other languages, of columns with the titles of items. Accents are removed before names are
+# compared.
 _FOREIGN_TITLES = (
     *("titel", "bezeichnung", "artikelbezeichnung", "artikelname", "produktname", "produktbezeichnung"),
     *("titre", "nom", "nom_produit", "libelle", "designation", "intitule"),
@@ -594,7 +595,7 @@ class StockGuess:
 
 
 def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
-    """Returns the column of a table of items whose name means the stock; None without such a column.
+    """Returns the column whose name says that it contains the stock of items; None without such a column.
 
     The result is certain if the values are numbers from 0 upwards with 0 among them, flags that are both true
     and false, or texts of which some, but not all, mean out of stock.
@@ -638,7 +639,7 @@ def plain_name(source: str) -> str:
     letters = "".join(
         char
         for char in unicodedata.normalize("NFKD", spaced.lower())
-        if not "\u0300" <= char <= "\u036f"  # accents as separate characters
+        if not "\u0300" <= char <= "\u036f"  # leaves out accents, which NFKD separates from letters
     )
     return re.sub(r"[\W_]+", "_", unicodedata.normalize("NFC", letters)).strip("_")
 

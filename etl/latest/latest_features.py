@@ -244,7 +244,7 @@ def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
 def _clicks_before_cut(
     parts: Iterator[pa.Table], config: SplitConfig, splits: int, length: int, *, timed: bool
 ) -> pa.Table:
-    """Returns each user's last clicks of the first splits, for a log with `split.by=fraction`.
+    """Returns each user's last clicks in the first splits of a log with `split.by=fraction`.
 
     Args:
         parts: all good rows of the log.
@@ -500,7 +500,7 @@ def _require_rows(
 
 
 def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_out"]:
-    """Returns `serve` if users or items of the log without a row in their table are published."""
+    """Returns `serve` if keys of the log without a row in the table are published, otherwise `leave_out`."""
     return config.items.missing if section == "items" and config.items else "serve"
 
 

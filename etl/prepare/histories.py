@@ -163,7 +163,7 @@ def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
         raise ValueError("internal error, please report: only some tables of clicks have times")
     users, user_keys = codes_of(_encoded(day.column(USER_KEY) for day in days))
     sorted_keys = pc.sort_indices(user_keys).to_numpy()
-    code_of = np.empty(len(user_keys), np.int64)  # the rank of each user's key, by its code
+    code_of = np.empty(len(user_keys), np.int64)  # for each code of a key, the rank of the key
     code_of[sorted_keys] = np.arange(len(user_keys))
     users_of_day = np.split(code_of[users], np.cumsum([len(day) for day in days])[:-1])
     counts_of_day = [_list_lengths(day.column(ITEMS)) for day in days]

@@ -92,12 +92,13 @@ class EarlierDays(Protocol):
 def earlier_digests(
     clicks: EarlierDays | None, values: EarlierDays | None
 ) -> dict[str, Callable[[str], str]]:
-    """Maps the name of each input to a function that takes a day and returns the digest of the input.
+    """Returns, by the name of each input, a function that takes a day and returns the digest of the input.
 
     The inputs are the tables of earlier days that are joined with the rows of a day.
 
     Args:
-        clicks: the reader of earlier clicks; None if there are no histories, or if the log is one table.
+        clicks: the reader of earlier clicks; None if there are no histories, or if the log is not stored by
+            day.
         values: the reader of last values; None without `last_values`.
     """
     readers = {"earlier_clicks": clicks, "earlier_values": values}
@@ -511,7 +512,8 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
             write_statistics=False,
-            store_schema=False,  # with the Arrow schema, other readers could not read the columns as texts
+            # If the file stored the Arrow schema, other readers could not read dictionaries as texts.
+            store_schema=False,
         )
     return with_footer(file.name)
 
@@ -562,7 +564,7 @@ def _block(rows: pa.Table) -> ParsedBlock:
 
 
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
-    """Deletes days that are no longer needed from the tables `prepared` and (in older lakes) `typed`.
+    """Deletes the days that no run needs any more in the tables `prepared` and (in older lakes) `typed`.
 
     The run needs the days from `first_day` on. With the sections `history` and `last_values`, it also needs
     the earlier days whose events it reads. A day before the first needed day is deleted if it was published

@@ -376,8 +376,8 @@ def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first:
     Returns:
         (k,) bool
     """
-    # Most drawn pairs were not observed. A small hash table identifies nearly all such pairs, without a
-    # search in the sorted pairs.
+    # Most drawn pairs do not occur in the rows. A small hash table identifies nearly all such pairs, without
+    # a search in the sorted pairs.
     bits = max(10, (16 * len(observed)).bit_length())
     table = np.full(2**bits, len(SPLITS), np.int8)
     hashes = _slots(observed, bits)

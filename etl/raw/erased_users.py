@@ -28,7 +28,7 @@ from storage import file_io, format_versions
 from storage.format_versions import typed
 from storage.paths import LakePaths
 
-if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, but they do not need pyspark.
     from pyspark.sql import Column
 
 _FILE = "users.json"

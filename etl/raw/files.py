@@ -322,7 +322,8 @@ class RawFiles:
         bytes: total size of the files.
         digest: if the folder of the files has a manifest, the digest in this manifest. Otherwise, a digest of
             the files' names, sizes and (except for a Delta table) modification times. It changes if a file
-            arrives late or is replaced. Here a name is a path relative to the last folder before a wildcard.
+            arrives late or is replaced. The names in this digest are paths relative to the last folder before
+            a wildcard.
         recorder: records other inputs of the run that are read with these files, such as tables of
             attributes.
     """

@@ -26,7 +26,7 @@ from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
 # Checks ids of users, items and groups: their length, and that they have no control characters.
 
-MAX_KEY_BYTES = 256  # bytes of the text in UTF-8
+MAX_KEY_BYTES = 256  # maximum number of bytes of an id in UTF-8
 RULE = (
     "an id must not contain a control character (U+0000 to U+001F, U+007F to U+009F) "
     f"or have more than {MAX_KEY_BYTES} bytes of UTF-8"

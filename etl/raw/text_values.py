@@ -150,7 +150,7 @@ def _with_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
 
 
 def _lists(lengths: np.ndarray, like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Returns lists with the lengths (n,). A list is null where `like` is null."""
+    """Divides `elements` into n lists with the lengths (n,). A list is null where `like` is null."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     nulls = np.append(like.is_null().to_numpy(zero_copy_only=False), False)
     starts = pa.array(offsets, pa.int32(), mask=nulls) if nulls.any() else pa.array(offsets, pa.int32())
