@@ -48,7 +48,10 @@ from storage.publish import Rules
 
 
 class DayPasses(CountedDays, Protocol):
-    """The interface of the two passes over the days of one run of build_features."""
+    """The two passes of a run of build_features over its days.
+
+    They scan the logs, and then write features.
+    """
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Publishes quarantine and value counts of days that lack them. Returns each day's row counts."""
@@ -97,7 +100,7 @@ def road_of(plan: FeaturePlan, *, on_one_machine: bool) -> Road:
     With `workflow.engine: sql`, rows are always prepared, because frames compute features from Parquet files.
 
     Args:
-        plan: the plan of a run. The function does not open the plan's lake.
+        plan: the plan of a run. The function does not read the data lake.
         on_one_machine: whether processes of one machine run the tasks, instead of Spark's workers.
 
     Raises:
@@ -131,9 +134,9 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
 def digests_of_earlier_days(
     workers: Workers, plan: FeaturePlan, lake: LakePaths
 ) -> dict[str, Callable[[str], str]]:
-    """Returns, for the inputs from earlier days, functions from a day to the digest of the input.
+    """Returns, for each input from earlier days, a function that takes a day and returns the input's digest.
 
-    They are the result of `etl.prepare.prepared_passes.earlier_digests` for a run.
+    The result is that of `etl.prepare.prepared_passes.earlier_digests`, with the readers of this run.
     """
     clicks: ClickTables | LastClicks | None
     if isinstance(workers, LocalWorkers):
@@ -181,8 +184,8 @@ def raw_days(
     """Returns, for each split, the raw files of its days.
 
     If `split.by` is not `day`, all splits have the same single day. Train days whose files are empty are left
-    out. `recorder` records the raw files as inputs of the run. The returned objects keep it, to record other
-    data that the run later reads together with these files.
+    out. `recorder` records the raw files as inputs of the run. Each returned object keeps the recorder. With
+    it, the run later records the other data that it reads for these files.
 
     Raises:
         DataError: a required day has no raw log.

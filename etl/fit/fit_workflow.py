@@ -82,8 +82,8 @@ def fit_workflow(
             `rows_of` or `blocks_of`.
 
     Raises:
-        ConfigError: the configuration's features differ from the features of the parent, or rows have weights
-            in only one of the two.
+        ConfigError: the configuration's features differ from the features of the parent, or only one of the
+            configuration and the parent gives weights to rows.
         DataError: the statistics of a column cannot be computed.
     """
     if parent:
@@ -168,8 +168,8 @@ def fit_chains(
         training: the training days whose rows or value counts are read.
         parent: the workflow to extend. Its fitted steps are reused, and its vocabularies are extended. None
             for a new workflow.
-        tables: publishes the tables of the fitted steps in the new workflow version. No table may have been
-            published yet.
+        tables: publishes the tables of the fitted steps in the new workflow version. This object must not
+            have published any table yet.
 
     Raises:
         DataError: the statistics of a column cannot be computed.
@@ -190,12 +190,16 @@ def fit_chains(
 
 
 def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgress, step: Step) -> None:
-    """Adds the step as the parent workflow fitted it. If it has a keyed table, copies the table."""
+    """Adds the parent workflow's fitted step to the chain.
+
+    Copies the keyed table of the step, if it has one.
+    """
     cardinality = progress.cardinality(step)
     known: Fitted = parent.chains[progress.index].steps[len(progress.fitted)]
     if isinstance(known, KeyedFitted):
         tables.copy_from_parent(known.table)
-    # The extension may have added ids to the vocabulary that the step reads, so their number may be larger.
+    # The step may read ids of a vocabulary that the extension has enlarged. Then it needs the new number of
+    # ids.
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)
 
 

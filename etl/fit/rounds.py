@@ -19,7 +19,7 @@ from etl.ops.training_statistics import Need, Statistics
 from etl.statistics.value_counts import Counts
 from etl.workflow.chains import Chain, FittedChain
 
-if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, but they do not need pyspark.
     from pyspark.sql import DataFrame
 
 # What a round's statistics are computed from: the training rows, or the value counts of the training days.
@@ -49,7 +49,7 @@ class ChainSteps:
 
     @property
     def need(self) -> Need:
-        """Returns the statistics that the first step needs."""
+        """Returns the kind of statistics that the first step needs."""
         return self.steps[0].operator.needs
 
 
@@ -102,7 +102,7 @@ def _advance(fitted: list[int], groups: Sequence[ChainSteps]) -> None:
 
 
 def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> list[ChainSteps]:
-    """Returns the next steps of each chain that need no statistics of the training days."""
+    """Returns each chain's next steps that can be fitted, or reused from the parent, without statistics."""
 
     def is_ready(step: Step) -> bool:
         need = step.operator.needs
@@ -117,7 +117,7 @@ def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> lis
 
 
 def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
-    """Returns, for each unfinished chain, its next consecutive steps that have the same operator."""
+    """Returns, for each unfinished chain, its next step and the following steps of the same operator."""
     groups = []
     for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
         if first < len(chain.steps):
@@ -132,8 +132,8 @@ def _choose(
     """Chooses the steps whose statistics this round computes, and what they are computed from.
 
     The steps are chosen from `waiting`, the next steps of the unfinished chains. All vocabularies are
-    published together, so one round counts the values of all of them. The statistics of other steps in
-    `waiting` are computed in an earlier round. They are computed in the same round only if value counts
+    published together, so one round counts the values of all of them. Other steps in `waiting` normally get
+    their statistics in an earlier round. They share the round of the vocabularies only if value counts
     suffice for all steps in `waiting`, and no later step needs a vocabulary.
     """
     countable = [
@@ -180,7 +180,7 @@ def _needs_rows(step: Step) -> bool:
     return step.operator.needs in _WITH_TABLE or fitted_type.out_of_fold
 
 
-# The inputs of a fit: the training rows, as frames or as blocks, and their value counts.
+# The inputs of a fit: the training rows, as Spark frames or as blocks, and their value counts.
 
 # Function that reads an external table. Its arguments are the configuration, the table, its key column, the
 # section of the configuration that error messages name, and the date for the table's path.

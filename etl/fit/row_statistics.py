@@ -196,7 +196,7 @@ class RowStatistics:
 # training rows per table: for its statistics, for the key ranges of its files, and for the statistics over
 # all rows.
 
-# In `_TABLE`, this number stands for the statistics over all rows. Their only key is null.
+# Rows with this number in the column `_TABLE` contain statistics over all training rows. Their key is null.
 _ALL_ROWS = -1
 _TABLE, _KEY = GROUP
 
@@ -248,9 +248,9 @@ def keyed_tables(
 
 
 def _by_group(rows: DataFrame, keys: Sequence[Column], with_all_rows: bool) -> DataFrame:
-    """Repeats each row once for every step for which the row's key is not null.
+    """Returns one copy of each row for every step in which the row's key is not null.
 
-    With `with_all_rows`, each row occurs once more, for the statistics over all rows.
+    With `with_all_rows`, there is one more copy of each row, for the statistics over all rows.
     """
     groups = [
         F.struct(F.lit(number).alias(_TABLE), key.cast("string").alias(_KEY))
@@ -325,7 +325,7 @@ def _first_values(steps: Sequence[StepInputs]) -> dict[str, Column]:
 
 
 def _measured(inputs: StepInputs) -> tuple[Column, MeasuredStatistic]:
-    """Returns the first input of a step, and the statistic that the step's operator defines for it."""
+    """Returns the first input of a step, and the statistic that the operator defines for this input."""
     kind = inputs.types[0]
     return inputs.values[0], MeasuredStatistic(inputs.key, inputs.step.operator.statistic(kind), kind)
 

@@ -41,7 +41,7 @@ class VersionTables:
     """
 
     def __init__(self, lake: LakePaths, version: str, parent: str | None, row_group_rows: int) -> None:
-        """No table is published yet. `parent` is the workflow version that is extended, or None."""
+        """Starts without any published table. `parent` is the workflow version that is extended, or None."""
         self._lake, self._version, self.parent = lake, version, parent
         self.row_group_rows = row_group_rows
         self.rows: dict[str, int] = {}
@@ -95,7 +95,9 @@ class VersionTables:
             self.publish_table(pa.schema(columns).empty_table(), name)
 
     def local(self, latest: int) -> LocalTables:
-        """Opens the published tables of the new version, except the rare values, for processes without Spark.
+        """Opens the published tables of the new version for processes without Spark.
+
+        The table of rare values is left out.
 
         `latest` is the last day that the workflow version includes, in days since 1970-01-01.
         """
@@ -110,14 +112,14 @@ class VersionTables:
         return read_published(spark, self._of_parent(name))
 
     def parent_files(self, name: str) -> tuple[str, ...]:
-        """Returns the files of a table of the parent version; empty if there is no parent."""
+        """Returns the paths of the files of a parent's table; empty if there is no parent."""
         if self.parent is None:
             return ()
         table = self._of_parent(name)
         return tuple(data_files(table, read_manifest(table)))
 
     def open(self, spark: SparkSession, broadcast_max_rows: int, latest: int) -> Tables:
-        """Opens the published tables of the new version, except the rare values, for Spark.
+        """Opens the published tables of the new version for Spark, except the table of rare values.
 
         Args:
             broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
@@ -233,7 +235,10 @@ def write_sorted(path: str, table: pa.Table, row_group_rows: int) -> str:
 
 
 def choose_ranges(files: Sequence[Mapping[str, Any]]) -> list[KeyRange]:
-    """Returns ranges of keys, ascending, of about equally many rows. `files` are results of `write_parts`."""
+    """Divides the keys into ascending ranges with about equally many rows.
+
+    `files` are results of `write_parts`.
+    """
     rows = sum(file["rows"] for file in files)
     wanted = -(-rows // _RANGE_ROWS)
     sampled = [(key, file["rows"] / len(file["sample"])) for file in files for key in file["sample"]]
@@ -300,7 +305,8 @@ def parts_from_json(stored: Mapping[str, Any]) -> GroupParts:
     )
 
 
-# Writes a fitted workflow and its tables to a folder, in the same format as in a lake.
+# Writes a fitted workflow and its tables to a folder, with the same files as the ETL job writes to a data
+# lake.
 
 # Written for a table without files, so that the table has one file without rows.
 _WITHOUT_ROWS = pa.table({KEY: pa.array([], pa.string())})
@@ -328,7 +334,9 @@ def save_fitted(lake: LakePaths, workflow: LocalWorkflow) -> None:
 
 
 def _write(path: str, part: pa.Table) -> str:
-    """Writes one file. Returns the last part of its name (storage.file_digests.named).
+    """Writes one file.
+
+    Returns the file's name without folders; it contains a digest (storage.file_digests.named).
 
     Raises:
         InfrastructureError: the file cannot be written.

@@ -75,9 +75,9 @@ _PROBED = 2_000
 _FIRST_SECOND, _LAST_SECOND = 631_152_000, 2_208_988_800
 _DAY_MICROS = 86_400_000_000
 _UNITS: tuple[tuple[str, int], ...] = (("s", 1), ("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000))
-# A column depends on a key if nearly all rows with the same key have the same value. The exceptions are at
-# most the first share of all rows. They are also at most the second share of those rows whose value is not
-# the most frequent one of the column.
+# A column depends on a key if nearly all rows with the same key have the same value. The number of exceptions
+# must not exceed the first share of all rows. It must also not exceed the second share of the rows that have
+# another value than the column's most frequent one.
 _EXCEPTIONS, _UNEXPLAINED = 0.02, 0.2
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _CERTAIN_SEPARATORS = ("|", ";")
@@ -228,8 +228,8 @@ def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
 def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
     """Returns whether nearly all rows with the same key have the same value in a column.
 
-    Only keys with several rows are considered. If nearly all rows of the sample have the same value, the
-    exceptions must also be few compared with the rows that have another value.
+    Only keys with several rows are considered. The rows that differ from the usual value of their key must be
+    few compared with all rows, and with the rows that differ from the column's most frequent value.
     """
     if pa.types.is_nested(column.values.type) or key.distinct > 0.5 * max(len(key.values), 1):
         return False
@@ -392,7 +392,7 @@ def _reads(probe: pa.Array, notation: str, kind: ColumnType) -> bool:
 
 
 def _times(texts: pa.Array, notation: str, kind: ColumnType) -> pa.Array:
-    """Returns the times of texts in UTC, in µs since 1970-01-01; null if a text is not in the notation.
+    """Converts texts to times, read as UTC, in µs since 1970-01-01; null if a text is not in the notation.
 
     Times of day are in µs since midnight.
     """

@@ -148,9 +148,10 @@ _DOUBT = 3
 # Maximum shares of nulls in a key column and in the user column. Rows without a key are quarantined. Rows
 # of anonymous visitors are only left out, so the user column may have more nulls.
 _MOST_NULL_KEYS, _MOST_ANONYMOUS = 0.04, 0.6
-# Smallest number of distinct values of a key column, and their largest number as a share of the rows.
+# A key column has at least the first number of distinct values, and at most the second number times its rows.
 _FEWEST_KEYS, _MOST_KEYS = 20, 0.9
-# Names of the title of an item in other languages. Accents are removed before names are compared.
+# Names, in other languages, of columns with the titles of items. Accents are removed before names are
+# compared.
 _FOREIGN_TITLES = (
     *("titel", "bezeichnung", "artikelbezeichnung", "artikelname", "produktname", "produktbezeichnung"),
     *("titre", "nom", "nom_produit", "libelle", "designation", "intitule"),
@@ -164,7 +165,8 @@ _FOREIGN_TITLES = (
 # Limits for recognizing a column of titles by its values: minimum share of distinct texts, maximum length of
 # a text, and minimum share of texts with several words or letters beyond ASCII.
 _TITLE_DISTINCT, _LONGEST_TITLE, _TITLE_WORDS = 0.3, 120, 0.4
-# Cash registers call the name of a product its description. Longer descriptions are not titles.
+# In data of cash registers, the column with a product's name is often called description. Texts longer than
+# _SHORT_TITLE characters are not titles.
 _DESCRIPTION_NAME, _SHORT_TITLE = re.compile(r"desc|beschreib", re.IGNORECASE), 30
 _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
@@ -280,8 +282,8 @@ def roles_of(columns: Sequence[SampledColumn], rows: int, *, has_names: bool) ->
 def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
     """Returns the roles of the columns of a log of displays, whose last columns are the item and the click.
 
-    Equal ids of displays are in adjacent rows. So the group is a column whose equal values are always
-    adjacent.
+    A display is a set of items that were shown together. All rows of a display are adjacent and have the same
+    id. So the group is a column whose equal values are always adjacent.
     """
     *others, item, click = columns
     times = _times(others)
@@ -434,8 +436,8 @@ def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
 def _event_weight(event: str) -> float | None:
     """Returns the weight of an event, such as `purchase` or `play.start`; None if it is not known.
 
-    If the whole name is not known, returns the largest weight of its words. A name with a word in _NO_EVENT
-    is then not known either.
+    If the whole name has no weight, returns the largest weight of its words, or None if one of them is in
+    _NO_EVENT.
     """
     whole = _EVENT_WEIGHTS.get(event.lower())
     words = _words_of(event)
@@ -579,7 +581,7 @@ def has_addresses(column: SampledColumn) -> bool:
 
 @dataclass(frozen=True)
 class StockGuess:
-    """The column of a table of items that says which of them are in stock.
+    """The column of a table of items that shows whether an item is in stock.
 
     Attributes:
         column: the column.
@@ -593,7 +595,7 @@ class StockGuess:
 
 
 def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
-    """Returns the column of a table of items whose name means the stock; None without such a column.
+    """Returns the column whose name says that it contains the stock of items; None without such a column.
 
     The result is certain if the values are numbers from 0 upwards with 0 among them, flags that are both true
     and false, or texts of which some, but not all, mean out of stock.
@@ -609,7 +611,7 @@ def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
 
 
 def _sold_out_in(column: SampledColumn) -> StockGuess | None:
-    """Returns the guess for a column of a text file with flags that are true for items out of stock."""
+    """Returns the guess for a column named like `sold_out`; None if it has no texts such as `true`."""
     if not pa.types.is_string(column.values.type) or column.distinct > _MOST_EVENTS:
         return None
     texts = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
@@ -618,7 +620,7 @@ def _sold_out_in(column: SampledColumn) -> StockGuess | None:
 
 
 def _stock_in(column: SampledColumn) -> StockGuess | None:
-    """Returns the guess for a column with texts, flags or numbers that say whether an item is in stock."""
+    """Returns the guess for a column whose name means in stock; None if its values do not fit."""
     if column.type == "string" and column.distinct <= _MOST_EVENTS:
         texts = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
         sold_out = tuple(sorted(text for text in texts if _SOLD_OUT.fullmatch(text)))
@@ -637,7 +639,7 @@ def plain_name(source: str) -> str:
     letters = "".join(
         char
         for char in unicodedata.normalize("NFKD", spaced.lower())
-        if not "\u0300" <= char <= "\u036f"  # accents as separate characters
+        if not "\u0300" <= char <= "\u036f"  # leaves out accents, which NFKD separates from letters
     )
     return re.sub(r"[\W_]+", "_", unicodedata.normalize("NFC", letters)).strip("_")
 

@@ -242,7 +242,7 @@ def _files(location: str) -> tuple[str, ...]:
 
 
 def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
-    """Returns the path, with `{date}` in its pattern, of files whose names contain their day."""
+    """Returns the files with a common pattern, which has `{date}` in place of the day in their names."""
     days = sorted({day for name in files if (day := _day_of(name)) is not None})
     if has_date(location):
         return RawPath(location, files, tuple(days))
@@ -281,7 +281,7 @@ def without_days(name: str) -> str:
 def _last_day(name: str) -> tuple[re.Match[str], str] | None:
     """Returns the last day in a name, and the placeholder for it.
 
-    Of matches with the same end, the longest is used.
+    If several notations match at the same end, the longest match is used.
     """
     days = [
         (match, key) for pattern, key in _DAYS for match in pattern.finditer(name) if _is_day(match.groups())
@@ -581,7 +581,7 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
     if len(files) == 1:
         return _sample(path, form, first, first.num_rows == rows, files)
     last, _ = _first_rows(files[-1], kind, _LAST_ROWS)
-    # If the schemas of the two files differ, only the rows of the first file are used.
+    # If the first file and the last file have different schemas, only the rows of the first file are used.
     same = last.schema.equals(first.schema)
     table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
     return _sample(path, form, table, same and first.num_rows == rows, files)

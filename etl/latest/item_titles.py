@@ -89,7 +89,7 @@ def publish_titles(
 
 
 def _titles(rows: Rows, columns: Mapping[str, str]) -> Rows:
-    """Returns item_key, title and address of the rows that have a title or an address."""
+    """Returns the rows with a title or a picture's address: the columns item_key, title and image."""
     if not isinstance(rows, pa.Table):
         named = [_of_frame(name, column).alias(name) for name, column in columns.items()]
         return rows.select(ITEM_KEY, *named).where(F.coalesce(*columns).isNotNull())
@@ -110,7 +110,7 @@ def _of_table(name: str, text: pa.Array) -> pa.Array:
 
 
 def titles_of(lake: LakePaths, run_date: str, items: Iterable[str]) -> dict[str, ItemTitle]:
-    """Returns the titles and pictures of some items on a run date, without a Spark session.
+    """Returns the titles and picture addresses of some items on a run date, without a Spark session.
 
     The result is empty if no titles are published for the run date. Otherwise the result has an entry for
     every item.

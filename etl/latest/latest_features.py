@@ -1,8 +1,9 @@
 """Publishes tables with the latest features of each user and of each item, up to the run date.
 
 The history of a user contains the user's last clicks up to the run date. The columns of `last_values` contain
-values of an item's last events. score_daily ranks items with both. `histories_of` uses Arrow tables on one
-machine, and Spark frames on clusters. The results are the same.
+values of an item's last events. The job score_daily computes the scores of items from the features of users
+and items. `histories_of` uses Arrow tables on one machine, and Spark frames on clusters. The results are the
+same.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def latest_histories(
     """Returns the latest histories of a run as a frame; None if the section `history` is not set.
 
     If `measure.against` is `test_split`, the histories contain no click of the test split. Otherwise the
-    lists would be computed from the clicks that they must predict.
+    recommendations would be computed from the clicks that they must predict.
 
     Args:
         splits: maps each split to the raw files of its days.
@@ -138,7 +139,7 @@ def latest_histories_table(
 
 @dataclass(frozen=True)
 class LatestValues:
-    """The last values of items up to the run date, or before a split (section `last_values`).
+    """Reads the values of each item's last events (section `last_values`) up to a day.
 
     Attributes:
         tables: the reader of last values.
@@ -196,7 +197,7 @@ def _digest(plan: FeaturePlan, known: Sequence[Split], digest_of_clicks: str) ->
 def _clicks_of_splits(
     workers: Workers, plan: FeaturePlan, raw: RawFiles, splits: int, history: History
 ) -> pa.Table:
-    """Returns each user's last clicks (recent_clicks) of the first splits, for a log that is one table.
+    """Returns each user's last clicks (recent_clicks) in the first splits of a log that is not stored by day.
 
     Args:
         workers, plan, raw: the workers, the plan of the run, and the files of the log.
@@ -205,8 +206,8 @@ def _clicks_of_splits(
     """
     by, timed = plan.config.split.by, plan.config.log.event_time is not None
     if by == "leave_last_out":
-        # Each split that is left out contains at most one click per user, one of the user's last ones. So
-        # this reads some more clicks of each user, and removes the last ones.
+        # Each split that is left out contains at most one click per user, and it is among the user's last
+        # clicks. So read a few more clicks of each user, and then remove the last clicks.
         left_out = len(SPLITS) - splits
         parts = clicks_of_log(workers, plan, raw)
         clicks = clicks_of_parts(parts, history.length + left_out, timed=timed)
@@ -243,7 +244,7 @@ def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
 def _clicks_before_cut(
     parts: Iterator[pa.Table], config: SplitConfig, splits: int, length: int, *, timed: bool
 ) -> pa.Table:
-    """Returns each user's last clicks of the first splits, for a log with `split.by=fraction`.
+    """Returns each user's last clicks in the first splits of a log with `split.by=fraction`.
 
     Args:
         parts: all good rows of the log.
@@ -343,8 +344,8 @@ def publish_latest(
         splits: maps each split to the raw files of its days.
 
     Returns:
-        A mapping from `users` and `items` to the manifest of the partition. It is empty if the section `keys`
-        is not set.
+        The manifest of each published partition, by section: `users` and `items`. The mapping is empty if the
+        section `keys` is not set.
 
     Raises:
         DataError: too many users or items have no row in their table (section `quality`). Then nothing is
@@ -411,7 +412,7 @@ def _rows_of_side(
     days: Sequence[PublishedRows],
     keyed: KeyedAttributes | None,
 ) -> Rows:
-    """Returns the key and the features of users or items, without features of the history.
+    """Returns the key and the features of users or items, except those that are computed from the history.
 
     Args:
         workers, plan, workflow: as in `publish_latest`.
@@ -499,7 +500,7 @@ def _require_rows(
 
 
 def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_out"]:
-    """Returns `serve` if users or items of the log without a row in their table are published."""
+    """Returns `serve` if keys of the log without a row in the table are published, otherwise `leave_out`."""
     return config.items.missing if section == "items" and config.items else "serve"
 
 
@@ -663,7 +664,7 @@ def attributes_of(
 def keyed_table(
     plan: FeaturePlan, run_date: str, section: Section, of_log: pa.Table | None = None
 ) -> KeyedAttributes:
-    """Returns the same rows as `keyed_attributes`, as an Arrow table that this process reads."""
+    """Does the same as `keyed_attributes`, but reads the rows in this process, as an Arrow table."""
     key, name, table = _keyed_by(plan, section)
     raw_rows = read_attribute_table(plan.config, table, name, section, run_date, name)
     rows = raw_rows.append_column(key, _texts(raw_rows[name]))

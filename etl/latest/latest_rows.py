@@ -29,7 +29,7 @@ _DAY = "_dt"
 
 @dataclass(frozen=True)
 class PublishedRows:
-    """The rows of one day in a published feature partition, or the rows of one split.
+    """The rows of one day in a published feature partition: all rows, or only the rows of one split.
 
     Attributes:
         partition: the feature partition.
@@ -129,7 +129,7 @@ def _latest_of(
     """Runs one task: returns the latest row of each key in one file, with the column `_dt`.
 
     Each task returns only one row per key of its file, and Spark aggregates these rows. This is much faster
-    than aggregating all rows in Spark, because Spark sorts rows to aggregate structs.
+    than aggregating all rows in Spark, because Spark would have to sort the rows.
 
     Args:
         of_files: pairs of a date and the path of a file with rows of this date.

@@ -127,8 +127,8 @@ def _write_keyed(path: Path, files: tuple[str, ...]) -> Keyed | None:
     with SealedFile(columns) as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     lookup.save(path, np.zeros(len(table), np.int32))
-    # `open_mapped` renames the file with the hash table to its final name only after this function. So if
-    # that file exists, the file with the table exists too.
+    # `open_mapped` renames the file with the hash table to its final name only after this function has
+    # returned. So if that file exists, the file with the table exists too.
     columns.replace(_columns(path))
     return None
 

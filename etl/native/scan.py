@@ -19,7 +19,7 @@ from etl.native.library import Handle, library, string_addresses
 
 # The scanner stores positions in a block as 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
-_OTHERS_AT_ONCE = 1 << 17  # Maximum number of JSON lines that are copied at once for another reader.
+_OTHERS_AT_ONCE = 1 << 17  # Maximum number of JSON lines that are passed to `read_lines` at once.
 _REASONS = ("", "field_count", "not_utf8")  # the library returns the index of a reason
 
 # Takes the texts of n lines. Returns one array of n values per field, and an array of n reasons. The reason

@@ -165,7 +165,7 @@ class Categorify(Operator):
     values: Values | None = Field(
         default=None,
         description="The complete vocabulary, in the order of its ids. It then does not depend on the "
-        "training rows and is never extended. Null: the vocabulary is counted in the training rows.",
+        "training rows and is never extended. Null: the vocabulary is built from the training rows.",
     )
     max_age_days: Count | None = Field(
         default=None,
@@ -203,7 +203,7 @@ class Categorify(Operator):
     def rule(self) -> Categorify:
         """Returns a copy of the operator with counts=true.
 
-        The copies of operators that share a vocabulary must be equal.
+        Operators that share a vocabulary must be equal, except for `counts`: their copies are compared.
         """
         return self.model_copy(update={"counts": True})
 
@@ -246,7 +246,7 @@ class Categorify(Operator):
         """Returns the fitted step."""
         if statistics.cardinality is None:
             raise InfrastructureError(
-                f"the vocabulary of {step.inputs[0]} was not counted", "internal error, please report"
+                f"the values of {step.inputs[0]} were not counted", "internal error, please report"
             )
         return FittedCategorify(
             inputs=step.inputs,

@@ -86,8 +86,8 @@ class DifferenceLag(RowChanger):
             - F.lag(F.col(name), self.lag).over(by_key).cast("double")
             for name in self.columns
         }
-        # Use a second withColumns. With a single one, Spark's plan would repeat the window for each use of a
-        # difference.
+        # Limit the differences in a second withColumns. In a single withColumns, Spark's plan would repeat
+        # the window for each use of a difference.
         return rows.withColumns(differences).withColumns(
             {name: bounded_column(F.col(name)) for name in differences}
         )

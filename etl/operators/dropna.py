@@ -39,7 +39,7 @@ class Dropna(RowFilter):
 
     @property
     def reason(self) -> str:
-        """Returns the name of the number of dropped rows in the day's row counts."""
+        """Returns the name under which the day's row counts contain the number of dropped rows."""
         return f"dropna:{','.join(self.columns)}"
 
     def inputs(self, columns: Mapping[str, Type]) -> tuple[str, ...]:

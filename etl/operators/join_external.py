@@ -192,7 +192,8 @@ class JoinExternal(Operator):
         """Returns the operator as an entry of `features.ops`. Parameters with default values are omitted."""
         entry = super().config()
         parameters = dict(entry.get(self.name) or {}) if isinstance(entry, dict) else {}
-        if self.format == "csv" and self.separator == ",":  # omit the earlier default to keep digests equal
+        # A comma was the default of earlier releases. It is omitted, so that digests do not change.
+        if self.format == "csv" and self.separator == ",":
             del parameters["separator"]
         columns: dict[str, Any] = {}
         for name, column in self.columns.items():

@@ -199,7 +199,10 @@ class JoinGroupby(Operator):
         return squares
 
     def group_statistics(self, parts: GroupParts) -> dict[str, pa.Array]:
-        """Returns the same statistics by key as `groups`, computed from merged parts."""
+        """Returns the same statistics by key as `groups`.
+
+        `parts` are merged partial statistics (GroupParts).
+        """
         table = {"count": pa.array(parts.count("count"), pa.float64())}
         for column in self.of:
             counts = parts.count(f"{column}_rows")

@@ -31,7 +31,7 @@ class FittedListSimilarity(RowWise):
     def expression(self, *values: Column) -> Column:
         """Returns the Spark expression of the output."""
         left, right = values
-        # array_intersect(x, x) removes repeated elements; the accelerator does not support array_distinct.
+        # array_intersect(x, x) removes repeated elements; the RAPIDS accelerator lacks array_distinct.
         sizes = [F.size(F.array_intersect(value, value)) for value in values]
         both = F.size(F.array_intersect(left, right))
         similarity = both / F.sqrt((sizes[0] * sizes[1]).cast("double"))

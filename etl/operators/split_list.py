@@ -40,7 +40,7 @@ class FittedSplitList(RowWise):
         kept = pc.not_equal(flat, "")
         if pc.all(kept).as_py() in (True, None):
             return [parts]
-        # `counts` is the number of elements of each list that are not empty.
+        # `counts` has, for each list, the number of its elements that are not empty texts.
         lengths = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
         ends = np.cumsum(lengths)
         running = np.concatenate([[0], np.cumsum(kept.to_numpy(zero_copy_only=False))])

@@ -96,7 +96,7 @@ class FittedTargetEncoding(KeyedFitted):
 
     @property
     def training_days(self) -> tuple[str, ...]:
-        """Returns the days on which the step was fitted, as ISO dates."""
+        """Returns the days whose rows the step was fitted on, as ISO dates."""
         return self.days
 
     def compute_training(
@@ -203,7 +203,7 @@ class TargetEncoding(Operator):
         return GroupParts(rows.size, parts)
 
     def group_statistics(self, parts: GroupParts) -> dict[str, pa.Array]:
-        """Returns the same statistics by key as `groups`, from merged parts.
+        """Returns the same statistics by key as `groups`. `parts` are merged partial statistics (GroupParts).
 
         The total of a key is the sum over its folds.
         """

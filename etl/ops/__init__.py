@@ -123,8 +123,8 @@ def operator_in(module: ModuleType) -> Found:
         return operator, None
     if [value.name for value in fitted] != [operator.name]:
         raise ConfigError(
-            f"{module.__name__} defines the operator {operator.name} and the fitted steps "
-            f"{[value.name for value in fitted]}",
+            f"{module.__name__} defines the operator {operator.name}, but not exactly one fitted step with "
+            f"this name; its fitted steps are {[value.name for value in fitted]}",
             f"define one subclass of Fitted with the name {operator.name!r}",
         )
     return operator, fitted[0]
@@ -216,7 +216,7 @@ def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
 
 
 def operator_extension(name: str) -> Plugin | None:
-    """Returns the plug-in of an installed package that adds an operator; None if etl/operators has it.
+    """Returns the installed plug-in that adds the operator `name`; None if the operator is in etl/operators.
 
     Raises:
         ConfigError: a plug-in of an installed package has the same name as another operator.

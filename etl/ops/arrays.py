@@ -43,8 +43,8 @@ def from_doubles(values: Any, nulls: Any) -> pa.Array:
 
 # Converts columns of Arrow tables to codes and numbers, for operators that combine the rows with equal keys.
 
-# `groups_of` combines the codes of several columns into one int64. If there could be more than _LARGEST
-# combinations, `groups_of` first numbers those that occur.
+# `groups_of` combines the codes of several columns into one int64. If more than _LARGEST combinations are
+# possible, `groups_of` first replaces those that occur by consecutive numbers.
 _LARGEST = 2**62
 
 

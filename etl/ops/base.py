@@ -200,7 +200,7 @@ class Fitted(ABC):
 
     @property
     def training_days(self) -> tuple[str, ...]:
-        """Returns the days on which an `out_of_fold` step was fitted, as ISO dates."""
+        """Returns the days whose rows an `out_of_fold` step was fitted on, as ISO dates."""
         return ()
 
     def state(self) -> dict[str, Any]:
@@ -395,7 +395,9 @@ class Operator(Parameters, ABC):
         return {}
 
     def group_squares(self, rows: GroupedRows, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the sums by key of the second pass over some rows, to be added to `GroupParts.sums`.
+        """Returns the sums by key that the second pass computes over some rows.
+
+        They are added to `GroupParts.sums`.
 
         Args:
             rows: some of the training rows.
@@ -506,12 +508,15 @@ class FrameOperator(Parameters, ABC):
 
 
 class RowFilter(FrameOperator):
-    """An operator that drops rows. `reason` is the name of their number in the day's row counts."""
+    """An operator that drops rows.
+
+    The day's row counts contain the number of dropped rows under the name `reason`.
+    """
 
     @property
     @abstractmethod
     def reason(self) -> str:
-        """Returns the name of the number of dropped rows in the day's row counts."""
+        """Returns the name under which the day's row counts contain the number of dropped rows."""
 
     def inputs(self, columns: Mapping[str, Type]) -> tuple[str, ...]:
         """Returns the raw columns that the condition reads.

@@ -46,16 +46,16 @@ PAGES: Mapping[str, tuple[str, str]] = {
         "`prepare`.",
     ),
 }
-_FILTERS = "On one machine, and if rows need no preparation, tasks apply this filter without Spark frames.\n"
+_FILTERS = "Tasks apply this filter when they parse rows, on one machine and on clusters.\n"
 _FORMS = (
     "On one machine, tasks apply this operator to Arrow tables when they "
-    "[prepare rows](../roads.md). Elsewhere, Spark applies it to frames.\n"
+    "[prepare rows](../roads.md). On a cluster, Spark applies it to frames.\n"
 )
 _HEAD = "<!-- Generated from the docstrings of etl/operators. `make docs` overwrites changes. -->\n"
 
 
 def _operators() -> dict[str, type[Operator] | type[FrameOperator]]:
-    """Maps the name of each operator of the checkout to its class."""
+    """Returns a mapping from the name of each operator in etl/operators to its class."""
     return {**{name: operator for name, (operator, _) in OPERATORS.items()}, **FRAME_OPERATORS}
 
 

@@ -192,7 +192,7 @@ def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> 
     """
     known_values = plain_array(known)
     dictionaries: list[pa.Array] = []
-    dictionary_of: list[int] = []  # the index of each chunk's dictionary, which chunks may share
+    dictionary_of: list[int] = []  # for each chunk, the index of its dictionary in `dictionaries`
     for chunk in keys.chunks:
         is_encoded = isinstance(chunk, pa.DictionaryArray)
         distinct = chunk.dictionary if is_encoded else chunk

@@ -144,7 +144,7 @@ class ClickTables:
 def click_tables(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | None:
     """Returns an object that reads the clicks of earlier days.
 
-    Returns None if there are no histories, or if the log is one table. In Spark, `clicks_before` of
+    Returns None if there are no histories, or if the log is not stored by day. In Spark, `clicks_before` of
     etl.spark.frame_passes does the same.
     """
     if plan.config.history is None or plan.is_divided:
@@ -182,7 +182,7 @@ def _write(clicks: pa.Table, partition: Partition, row_group_rows: int) -> list[
     """Writes one row per user, sorted by user_key, to files of at most `row_group_rows` rows.
 
     Only the strings of one file are in memory at a time. Returns the names of the files relative to the
-    partition (storage.file_digests.named). If there are no rows, one empty file is written.
+    partition (storage.file_digests.named). If there are no rows, one file without rows is written.
     """
     order = pc.sort_indices(clicks.column(USER_KEY))
     count = max(1, -(-len(clicks) // row_group_rows))
@@ -221,7 +221,7 @@ def good_rows_of(
     Args:
         workers: processes of this machine, because the rows are returned to this process.
         plan, raw: the plan of the run, and the files of the day.
-        columns: names of the columns to return. Allowed are user_key, item_key, group_key (string), label
+        columns: names of the columns to return. Possible names: user_key, item_key, group_key (string), label
             (float32), event_time (int64, µs) and row_id (int64: the index of the row's line in the day).
         only_clicks: whether to return only the rows with label 1.
 

@@ -3,7 +3,7 @@
 With `history.ages`, a history also has the ages of its items: the seconds from the click of each item to the
 click of the first item of the list. etl/spark/frame_passes.py computes the same histories from Spark frames.
 No Python code loops over rows or users. Rows are sorted once, so that the clicks of a user are adjacent. Each
-history is a slice of this array of clicks.
+history is a slice of the array of sorted clicks.
 
 Clicks are stored in two forms. The first form has one row per user, as in the table `last_clicks` of a lake:
 user_key, items (list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). In
@@ -163,7 +163,7 @@ def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
         raise ValueError("internal error, please report: only some tables of clicks have times")
     users, user_keys = codes_of(_encoded(day.column(USER_KEY) for day in days))
     sorted_keys = pc.sort_indices(user_keys).to_numpy()
-    code_of = np.empty(len(user_keys), np.int64)  # the rank of each user's key, by its code
+    code_of = np.empty(len(user_keys), np.int64)  # for each code of a key, the rank of the key
     code_of[sorted_keys] = np.arange(len(user_keys))
     users_of_day = np.split(code_of[users], np.cumsum([len(day) for day in days])[:-1])
     counts_of_day = [_list_lengths(day.column(ITEMS)) for day in days]
@@ -358,7 +358,7 @@ def _earlier_than_rows(
         timelines, older: the clicks of all users on all days, and their clicks on earlier days.
         users, times, known: (n,) for each row: its user, its time (µs), and the number of clicks of this user
             on the same day before the row.
-        length: the largest length of a history. The numbers in `known` are smaller.
+        length: the largest length of a history, which is larger than every number in `known`.
 
     Returns:
         (places, lengths): the positions of the clicks in `timelines`, one history after the other, and the
@@ -408,7 +408,10 @@ def _times_of(clicks: pa.Table) -> np.ndarray:
 def _rows_of_users(
     user_keys: pa.Array, counts: np.ndarray, items: _Keyed, times: np.ndarray | None
 ) -> pa.Table:
-    """Returns one row per user. Its lists are the next `counts` values of `items` and `times`."""
+    """Returns one row per user.
+
+    The lists of user i contain the next `counts[i]` values of `items` and `times`.
+    """
     firsts = np.cumsum(counts) - counts
     columns = {USER_KEY: pa.chunked_array([user_keys]), ITEMS: _lists(items, firsts, counts)}
     if times is not None:
@@ -485,7 +488,7 @@ def _ages(times: np.ndarray | None, starts: np.ndarray, lengths: np.ndarray) -> 
 
 
 def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns n slices of `values` one after the other."""
+    """Returns n slices of `values`, concatenated."""
     result, done = np.empty(int(lengths.sum()), values.dtype), 0
     for step in _steps(lengths):
         begin, counts = starts[step], lengths[step]

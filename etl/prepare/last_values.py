@@ -4,7 +4,7 @@ The table `last_values` of a lake has a partition for each day of the log. It is
 this day alone, and has one row per item with a value. The columns are item_key, the last value of each column
 (`last_price`) and, if the log has times, the time of the event that has this value (`_time_last_price`, µs).
 The rows of a day are joined with the partitions of the `days` days before it. So if the log of a day changes,
-the values of the days after it change too. The values of a day do not depend on the first day of the lake.
+the values of the days after it change too. Older partitions have no effect on these rows.
 
 The last value is that of the event with the latest time. Events with equal times, and the events of a log
 without times, are ordered by day, and then by their position in the log. Nulls are skipped, in each column
@@ -42,7 +42,7 @@ from storage.paths import LakePaths, Partition
 from storage.publish import Rules, publish_rows, rows_of
 from storage.read_parquet import read_file
 
-if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, but they do not need pyspark.
     from pyspark.sql import Column, DataFrame
 
     from spark.rows import Rows
@@ -52,8 +52,8 @@ if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
 # underscore.
 _TIME, _PLACE = "_time_", "_place_"
 
-# Each file split has fewer lines than this. So if the place of an event is this number times the index of its
-# split, plus the index of its line, the places have the order of the log.
+# Each file split has fewer lines than this. The place of an event is this number times the index of its
+# split, plus the index of its line. So places are in the order of the log.
 _LINES_OF_SPLIT = 2**40
 
 

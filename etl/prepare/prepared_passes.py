@@ -69,7 +69,7 @@ from storage.publish import Rules, new_attempt, own_path, publish_files, rows_of
 from storage.read_parquet import errors_of_file
 from storage.remove import is_younger, remove, written_dates
 
-if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, but they do not need pyspark.
     from pyspark.sql import DataFrame
 
     from etl.workflow.fitted_workflow import FittedWorkflow
@@ -92,12 +92,13 @@ class EarlierDays(Protocol):
 def earlier_digests(
     clicks: EarlierDays | None, values: EarlierDays | None
 ) -> dict[str, Callable[[str], str]]:
-    """Maps the name of each input to a function that takes a day and returns the digest of the input.
+    """Returns, by the name of each input, a function that takes a day and returns the digest of the input.
 
     The inputs are the tables of earlier days that are joined with the rows of a day.
 
     Args:
-        clicks: the reader of earlier clicks; None if there are no histories, or if the log is one table.
+        clicks: the reader of earlier clicks; None if there are no histories, or if the log is not stored by
+            day.
         values: the reader of last values; None without `last_values`.
     """
     readers = {"earlier_clicks": clicks, "earlier_values": values}
@@ -278,7 +279,7 @@ class PreparedPasses(ABC):
         return known
 
     def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
-        """Returns `inputs` with the digests of those tables of users and items that were joined earlier.
+        """Returns `inputs`, but with the digests of users and items with which the day was counted.
 
         If another input of the day's value counts has changed, returns `inputs` unchanged.
         """
@@ -331,7 +332,7 @@ class PreparedPasses(ABC):
         return current_manifest(partition, self._count_inputs(raw)) is not None
 
     def _files(self, dt: str, manifest: Manifest) -> Iterator[tuple[Split | None, FileSplit]]:
-        """Yields the files of the prepared rows of a day, with the split of their rows."""
+        """Yields each file with prepared rows of a day, and the split of these rows."""
         for split in SPLITS if self._plan.is_divided else (None,):
             for path in data_files(self._prepared(dt), manifest, split):
                 yield split, FileSplit(path, 0, None)
@@ -511,7 +512,8 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
             write_statistics=False,
-            store_schema=False,  # with the Arrow schema, other readers could not read the columns as texts
+            # If the file stored the Arrow schema, other readers could not read dictionaries as texts.
+            store_schema=False,
         )
     return with_footer(file.name)
 
@@ -525,7 +527,9 @@ class PreparedRows:
     """Reads the rows of prepared files. Implements the interface etl.text.parse_block.RowSource."""
 
     def blocks(self, file_split: FileSplit, features: Sequence[str]) -> Iterator[ParsedBlock]:
-        """Yields the rows of a file, row group by row group. `row_lines` are the row_ids.
+        """Yields the rows of a file, row group by row group.
+
+        The attribute `row_lines` of a block contains the row_ids.
 
         Raises:
             DataError: the file is missing or damaged.
@@ -560,7 +564,7 @@ def _block(rows: pa.Table) -> ParsedBlock:
 
 
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
-    """Deletes days that are no longer needed from the tables `prepared` and (in older lakes) `typed`.
+    """Deletes the days that no run needs any more in the tables `prepared` and (in older lakes) `typed`.
 
     The run needs the days from `first_day` on. With the sections `history` and `last_values`, it also needs
     the earlier days whose events it reads. A day before the first needed day is deleted if it was published

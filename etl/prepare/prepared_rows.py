@@ -376,8 +376,8 @@ def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first:
     Returns:
         (k,) bool
     """
-    # Most drawn pairs were not observed. A small hash table identifies nearly all such pairs, without a
-    # search in the sorted pairs.
+    # Most drawn pairs do not occur in the rows. A small hash table identifies nearly all such pairs, without
+    # a search in the sorted pairs.
     bits = max(10, (16 * len(observed)).bit_length())
     table = np.full(2**bits, len(SPLITS), np.int8)
     hashes = _slots(observed, bits)
@@ -415,7 +415,7 @@ _KEYS = (USER_KEY, ITEM_KEY)
 
 
 def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.Table | None:
-    """Returns the valid impressions of a click log's day: user_key, item_key, position and event_time.
+    """Returns the valid impressions of a day of the click log: user_key, item_key, position and event_time.
 
     Logs a warning if too many impressions are invalid.
 

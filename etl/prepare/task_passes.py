@@ -351,7 +351,8 @@ class BucketTask:
     Attributes:
         day: index of the day.
         dt: the ISO date of the day.
-        spills: for each file split of the day, the name of its stored rows and the row_id of its first line.
+        spills: for each file split of the day, the name under which its rows are stored, and the row_id of
+            its first line.
         bucket: the bucket to read.
         file: path of the file to write. If `Preparation.split` is set, the task writes one file per split,
             each in a folder with the name of the split.

@@ -448,7 +448,7 @@ class MissingRows:
         return share(self.without_row, self.in_log)
 
     def to_facts(self) -> dict[str, Any]:
-        """Returns the numbers as facts of a manifest."""
+        """Returns the numbers as a mapping that a manifest stores in its field `facts`."""
         return {FACT: asdict(self)}
 
     @classmethod

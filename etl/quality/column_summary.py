@@ -33,8 +33,8 @@ _UNIT = 2**1074
 class ColumnSummary:
     """Figures of a column, computed from all or some of its distinct values.
 
-    A cell is the content of the column in one row. A summary that includes a value includes all cells with
-    this value. So two summaries can be added if they have no value in common.
+    A cell is the content of the column in one row. A summary that includes a value counts all cells with this
+    value. So two summaries can be added if they have no value in common.
 
     Attributes:
         nulls, cells: number of cells that are null, and number of cells that are not null.
@@ -243,7 +243,7 @@ class Values:
     """The comparison of a column on a day with the same column on the train days, for all or some values.
 
     A cell is the content of the column in one row. Nulls are not included. A comparison that includes a value
-    includes all cells with this value. So two comparisons can be added if they have no value in common.
+    counts all cells with this value. So two comparisons can be added if they have no value in common.
 
     Attributes:
         train_cells, day_cells: number of cells on the train days, and number of cells on the day.

@@ -26,7 +26,8 @@ from storage.paths import Partition
 
 log = logging.getLogger("nightrank.etl")
 
-NOT_KEPT = "not_kept"  # Quarantine's manifest: number of lines that are counted but not stored, by reason.
+# Key in the facts of a quarantine's manifest: maps each reason to the number of lines that were not stored.
+NOT_KEPT = "not_kept"
 _SHOWN_ROWS = 200  # Number of quarantined rows that are read to show their values in an error message.
 
 
@@ -59,7 +60,7 @@ class DayCounts:
 
 
 def misdated_rows(counts: Iterable[DayCounts]) -> int | None:
-    """Returns the number of rows whose event_time is outside their day; None if no day has this count."""
+    """Returns the total of the counts `misdated` of some days; None if no day has this count."""
     known = [day.misdated.rows for day in counts if day.misdated is not None]
     return sum(known) if known else None
 

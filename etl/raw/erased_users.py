@@ -28,7 +28,7 @@ from storage import file_io, format_versions
 from storage.format_versions import typed
 from storage.paths import LakePaths
 
-if TYPE_CHECKING:  # Python workers import this module, and do not need pyspark.
+if TYPE_CHECKING:  # Python workers import this module, but they do not need pyspark.
     from pyspark.sql import Column
 
 _FILE = "users.json"
@@ -156,7 +156,8 @@ def require_listed(lake: LakePaths, users: Iterable[str]) -> None:
     if not known.through.keys() >= {known.digest(user) for user in users}:
         raise InfrastructureError(
             f"another erasure has replaced {_path(lake)} by a list without these users",
-            "run erase_user again when no other erase_user is running: it continues",
+            "when no other erase_user is running, run erase_user again with the same options: it completes "
+            "the erasure",
         )
 
 

@@ -161,7 +161,7 @@ def _damaged(path: str, error: OSError) -> DataError:
 # Reads the footers of Parquet files of raw tables, and checks the types of the listed columns.
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
-_SMALLEST_BYTES = 12  # A file has at least the magic bytes twice, and the length of the footer.
+_SMALLEST_BYTES = 12  # Size of the magic bytes at both ends of a file, and of the footer's length.
 _UNREADABLE_CODECS = ("LZO",)  # Compressions for which Arrow has no decoder.
 _MOST_DIGITS = 38  # Maximum number of digits of a decimal.
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
@@ -434,7 +434,8 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
 
 _FOOTER_MAGIC = b"PAR1"
 _END_BYTES = 8  # Size of the end of a file: the length of the footer, and the magic bytes.
-_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # equally long, so the footer keeps its length
+# In a copy of the footer, the second key replaces the first. Both keys must have the same length.
+_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"
 
 
 def parquet_metadata(source: pa.NativeFile) -> pq.FileMetaData:

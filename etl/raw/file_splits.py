@@ -132,7 +132,7 @@ def read_blocks(
             elif isinstance(data, bytes) and (start, end) == (0, len(data)):
                 yield data
             else:
-                yield memoryview(data)[start:end]  # a slice data[start:end] of bytes would be a copy
+                yield memoryview(data)[start:end]  # slicing the bytes object itself would copy it
 
 
 def as_utf8(text: bytes, encoding: Encoding) -> bytes:
@@ -158,7 +158,7 @@ def _few_lines(data: bytes | bytearray, start: int, stop: int, has_cr: bool) -> 
         numbers = np.frombuffer(data, np.uint8)
         lines = 0
         for piece in range(start, stop, _PIECE_BYTES):
-            part = numbers[piece : min(piece + _PIECE_BYTES, stop)]  # so small that it fits into the cache
+            part = numbers[piece : min(piece + _PIECE_BYTES, stop)]  # a part fits into the processor's cache
             ends = int(np.count_nonzero(part == _LF))
             if has_cr:
                 ends += int(np.count_nonzero(part == _CR))

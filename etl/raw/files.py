@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 COPIES = "copies"
 ALL_DAYS = "all"  # Name of the partition with the copied rows if the table is not read by day.
-# A fact in a copy's manifest: the name of the column of user ids. It is missing if there is no such column.
+# Key in the facts of a copy's manifest: the name of the column of user ids. Missing without such a column.
 USER_COLUMN = "user"
-# A fact in a copy's manifest: the digest of the rows. When erase_user removes rows, it removes this fact too.
+# Key in the facts of a copy's manifest: the digest of the rows. erase_user removes it if it removes rows.
 CONTENT = "content"
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME_CHARACTERS = 60
@@ -70,9 +70,9 @@ def time_column(table: RawTable) -> str | None:
 
 
 def copies_of(config: Config, table: RawTable, recorder: LineageRecorder = NOT_RECORDED) -> Table:
-    """Returns the lake's table with the copies of the rows of `table`.
+    """Returns the table of the data lake that contains the copied rows of `table`.
 
-    The name of the table of copies depends on the columns and the path of `table`.
+    The name of the returned table depends on the columns and the path of `table`.
     """
     rules = [table.path, table.time_zone, sorted(source_columns(table)), time_column(table)]
     name = _UNFIT.sub("_", table.path.split("/")[0])[:_NAME_CHARACTERS].lstrip("._-")
@@ -159,7 +159,8 @@ def files_at(path: str) -> list[DeltaFile]:
     unknown = [name for name, _ in filters if name not in names]
     if unknown:
         raise ConfigError(
-            f"{path}: {unknown} are not partition columns of the Delta table {root}, which has {names}",
+            f"{path}: {unknown} are not partition columns of the Delta table {root}, whose partition columns "
+            f"are {names}",
             "write only partition columns and their values after the folder of the table",
         )
     texts = {name: [_text(value) for value in version.partitions[name].to_pylist()] for name, _ in filters}
@@ -192,7 +193,7 @@ def version_of(file: str) -> DeltaVersion:
 def kept_rows(version: DeltaVersion, paths: set[str]) -> dict[str, list[bool]]:
     """Returns, for each file of `paths` with a deletion vector, whether each of its rows is kept.
 
-    If a file has more rows than its list has elements, the other rows are kept.
+    If a file has more rows than the returned list has elements, the other rows are kept.
 
     Raises:
         DataError: a deletion vector cannot be read.
@@ -321,7 +322,8 @@ class RawFiles:
         bytes: total size of the files.
         digest: if the folder of the files has a manifest, the digest in this manifest. Otherwise, a digest of
             the files' names, sizes and (except for a Delta table) modification times. It changes if a file
-            arrives late or is replaced. Here a name is a path relative to the last folder before a wildcard.
+            arrives late or is replaced. The names in this digest are paths relative to the last folder before
+            a wildcard.
         recorder: records other inputs of the run that are read with these files, such as tables of
             attributes.
     """
@@ -550,7 +552,7 @@ def _absolute(path: str) -> str:
 
 
 def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
-    """Returns the files with the impressions of the same day as a click log.
+    """Returns the files with the impressions of the day of a click log.
 
     Returns None if there are no such files, or if the configuration does not add positions to the rows
     (`row_column`).

@@ -121,7 +121,7 @@ class StoredDays:
 
     Attributes:
         table: the table.
-        days: the number of days before a day whose partitions are used.
+        days: for each day, the partitions of this number of earlier days are used.
         method: name and value of one of the inputs of each partition. The value says how rows are computed.
         contents: two texts for warnings: what the partitions contain, and what uses them.
     """

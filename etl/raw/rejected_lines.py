@@ -187,7 +187,7 @@ def _label_remedy(log: Log, column: str, rejected: RejectedLine) -> str:
         if not rejected.reason.startswith("event:"):
             return _type_remedy(log, "log", rejected, column)
         return (
-            f"name {_short(value)} in log.label.positive if it is a click, or give it a weight in "
+            f"add {_short(value)} to log.label.positive if it is a click, or give it a weight in "
             "log.label.weights; or set log.label.other_events=drop, which leaves out all other events"
         )
     if not _is_number(value):

@@ -26,7 +26,7 @@ from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
 # Checks ids of users, items and groups: their length, and that they have no control characters.
 
-MAX_KEY_BYTES = 256  # bytes of the text in UTF-8
+MAX_KEY_BYTES = 256  # maximum number of bytes of an id in UTF-8
 RULE = (
     "an id must not contain a control character (U+0000 to U+001F, U+007F to U+009F) "
     f"or have more than {MAX_KEY_BYTES} bytes of UTF-8"
@@ -114,7 +114,7 @@ def row_rules(
 
 
 def reasons_left_out(label: Label, keys: Keys | None) -> tuple[str, ...]:
-    """Returns the reasons for which rows are left out by `label` and `keys`, but not quarantined."""
+    """Returns the reasons for which `label` and `keys` leave out rows without quarantining them."""
     others = [OTHER_EVENT] if label.weights is not None and label.other_events == "drop" else []
     if keys is not None and keys.rows_without_user == "leave_out":
         others.append(_missing_key(keys.user))
@@ -189,7 +189,7 @@ def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
 
 
 def _label(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of a label: the 0 or 1 of a column, or whether its number is at least a threshold."""
+    """Returns the rule of a label: 0 or 1 from a column, or whether its number is at least a threshold."""
     threshold = label.positive_at_least
 
     def array(values: pa.Array) -> pa.Array:
@@ -331,7 +331,7 @@ def floor_divide_array(values: pa.Array, divisor: int) -> pa.Array:
 # A log may have some such rows: late events, or days of another time zone. If nearly all rows have such
 # times, the configured unit is probably wrong, or the file belongs to another day.
 
-# Key of the fact with the counts in a quarantine manifest. Manifests of earlier releases lack it.
+# Key of the counts in the facts of a quarantine's manifest. Manifests of earlier releases lack this key.
 MISDATED = "misdated"
 
 

@@ -111,7 +111,8 @@ def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
     Returns None if there are no rows.
     """
     shares = [config.train, config.train + config.validation]
-    # The frequency of each row is 1. Its type is long, because the accelerator supports no other type here.
+    # The frequency of each row is 1. Its type is long, because the RAPIDS accelerator supports no other type
+    # here.
     once = F.lit(1).cast("bigint")
     cuts = F.percentile(EVENT_TIME, F.array(*(F.lit(share) for share in shares)), once)
     row = rows.agg(cuts.alias("cuts")).first()

@@ -129,7 +129,8 @@ def without_elements(lists: pa.Array, unwanted: pa.Array | None) -> pa.Array:
 
     Args:
         lists: n lists, some of them null.
-        unwanted: a boolean for each element of `pc.list_flatten(lists)`; None for null and empty texts.
+        unwanted: a boolean for each element of `pc.list_flatten(lists)`. If it is None, null and empty texts
+            are left out.
     """
     flat = pc.list_flatten(lists)
     if unwanted is None:
@@ -149,7 +150,7 @@ def _with_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
 
 
 def _lists(lengths: np.ndarray, like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Returns lists with the lengths (n,). A list is null where `like` is null."""
+    """Divides `elements` into n lists with the lengths (n,). A list is null where `like` is null."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     nulls = np.append(like.is_null().to_numpy(zero_copy_only=False), False)
     starts = pa.array(offsets, pa.int32(), mask=nulls) if nulls.any() else pa.array(offsets, pa.int32())
@@ -309,7 +310,7 @@ _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}])")
 def literal_pattern(text: str) -> str:
     """Returns a regular expression that matches only the text `text`.
 
-    re.escape would also escape tabs and blanks, which the accelerator does not support.
+    re.escape would also escape tabs and blanks, which the RAPIDS accelerator does not support.
     """
     return _SPECIAL.sub(r"\\\1", text)
 

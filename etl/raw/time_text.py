@@ -39,7 +39,7 @@ _MONTHS = (
     *("august", "september", "october", "november", "december"),
 )
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_SHORT = 3  # Number of letters of an abbreviated name.
+_SHORT = 3  # Number of letters of an abbreviated month or weekday.
 _FIRST_YEAR_OF_1900 = 69  # Years of two digits: 69 to 99 are 1969 to 1999, 00 to 68 are 2000 to 2068 (POSIX).
 _NOON = 12
 

@@ -228,9 +228,9 @@ def _definitions(schema: Any) -> dict[str, Any]:
 def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[str, ...] = ()) -> int:
     """Returns the least number of bytes that a value may need; 0 if some values need no bytes.
 
-    The function refuses two kinds of types. A list of values that need no bytes can have billions of values
-    in a few bytes of the file, and the decoder would store all of them. For a record that contains itself,
-    the decoder could call itself until the stack is full.
+    The function refuses arrays of values that need no bytes: a few bytes of the file could stand for billions
+    of values, and the decoder would store all of them. It also refuses records that contain themselves: the
+    decoder could call itself until the stack is full.
 
     Args:
         schema: the type.
@@ -260,7 +260,7 @@ def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[
                 "declare any number of elements",
                 "leave out this column, or give the array another type than null",
             )
-        return 1  # at least the byte that ends the values
+        return 1  # an array or map ends with at least one byte
     if kind != "record":
         return 0 if kind == "null" else 1
     if schema["name"] in outer:

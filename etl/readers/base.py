@@ -61,8 +61,8 @@ def map_in_threads(
     """Yields the results of a function for some items, in the order of the items.
 
     Args:
-        items: the arguments of the calls, such as the texts of blocks. This thread iterates over `items`;
-            files are read and decompressed during the iteration.
+        items: the arguments of the calls, such as the texts of blocks. The calling thread iterates over
+            `items`; files are read and decompressed during the iteration.
         function: the function to call. It should spend most of its time in compiled code, which threads run
             in parallel.
         threads: number of threads, including this one. At most this number of items is in memory at a time.

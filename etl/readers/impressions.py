@@ -1,7 +1,7 @@
 """Reads the log of the items that were shown to users on one day (`serving.impressions`).
 
-Two jobs need this log. measure_recommendations compares it with the published lists. build_features adds its
-positions to the rows of the click log (etl/prepare/prepared_rows.py).
+Two jobs need this log. measure_recommendations compares it with the published lists of recommendations.
+build_features adds its positions to the rows of the click log (etl/prepare/prepared_rows.py).
 """
 
 from __future__ import annotations

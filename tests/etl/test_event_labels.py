@@ -345,7 +345,7 @@ def test_rows_of_refused_events_are_explained(spark: SparkSession, tmp_path: Pat
         DataError, match=r"the value 'view', which is not an event that log\.label names"
     ) as raised:
         cases.run_build(LocalWorkers(2, lambda: spark), config, DAYS[3])
-    assert "name 'view' in log.label.positive if it is a click, or give it a weight" in raised.value.remedy
+    assert "add 'view' to log.label.positive if it is a click, or give it a weight" in raised.value.remedy
     assert "other_events=drop" in raised.value.remedy
 
 
