@@ -273,7 +273,7 @@ def _is_over(search: Search, since: float) -> bool:
 
 
 def _with_version(trained: _Trained, version: str) -> ExperimentOutcome | None:
-    """Returns the earlier trial that trained this version; None if there is none."""
+    """Returns the earlier trial that trained the model version `version`; None if there is none."""
     return next((trial for trial in trained.outcomes if trial.trainings[0].version == version), None)
 
 

@@ -44,7 +44,7 @@ DESCRIPTION = (
     "SIGTERM or Ctrl-C. POST /invocations, in the JSON formats of MLflow's scoring server, returns "
     "click probabilities of raw rows. GET /recommendations/USER?k=10 returns the list that the model makes "
     "for a user from the candidates of the run date. GET /health answers as soon as requests are accepted, "
-    "and GET /metrics returns counts and times for Prometheus."
+    "and GET /metrics returns counts and durations of requests for Prometheus."
 )
 _MIB = 1024**2
 
@@ -305,7 +305,7 @@ td {{ padding: .2rem 1rem .2rem 0 }}
 <table>
 <tr><td><code>GET /recommendations/USER?k=10</code></td><td>the list of a user</td></tr>
 <tr><td><code>POST /invocations</code></td><td>click probabilities of raw rows</td></tr>
-<tr><td><code>GET /metrics</code></td><td>counts and times of requests, for Prometheus</td></tr>
+<tr><td><code>GET /metrics</code></td><td>counts and durations of requests, for Prometheus</td></tr>
 <tr><td><code>GET /health</code></td><td>200 if the server answers</td></tr>
 </table></body></html>
 """

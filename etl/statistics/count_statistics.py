@@ -298,7 +298,7 @@ def write_vocabulary(
         index: index of the request. The file names contain it.
         request: the request for the vocabulary.
         entries: all entries that have an id or may get one.
-        rare: one summary per bucket of the rare values that other tasks have written.
+        rare: the summaries of the rare values that other tasks have written, one summary for each bucket.
     """
     whole = entries if request.fixed_values is not None else assign_ids_of_column(entries, _rule(request))
     has_id = pc.is_valid(whole["id"])

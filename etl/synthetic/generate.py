@@ -42,8 +42,8 @@ class ClickLogKind:
         blocks: function that yields the lines and the summary of each block of a file. Its arguments are the
             configuration, the day and the index of the file. Summaries have an attribute `rows`, and can be
             added to each other.
-        facts: function that returns the facts for a day's manifest, such as `best_auc`. Its arguments are the
-            configuration, the day and the sum of the summaries of all files.
+        facts: function that returns the entries of `facts` in a day's manifest, such as `best_auc`. Its
+            arguments are the configuration, the day and the sum of the summaries of all files.
     """
 
     layout: LogLayout

@@ -77,7 +77,15 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The data for all tasks: row source, fitted chains with the tables they look up, and output columns."""
+    """The data that each task needs: the source of the rows, and what it computes from the rows.
+
+    Attributes:
+        source: reads the rows of a file split.
+        chains: the fitted chains of operators.
+        spec: the columns of the feature table.
+        tables: the tables in which steps of the chains look up values.
+        row_group_rows: maximum number of rows of a row group.
+    """
 
     source: RowSource
     chains: tuple[FittedChain, ...]
@@ -188,7 +196,7 @@ def _parsed_blocks(
 
 
 def rows_in(block: ParsedBlock, lines: tuple[int, int] | None, lines_before: int) -> ParsedBlock:
-    """Returns the rows of a block whose lines in the file split are between two bounds.
+    """Returns those rows of a block whose lines are in a range of lines of the file split.
 
     Args:
         block: a block of the file split.

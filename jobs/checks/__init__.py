@@ -323,7 +323,7 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
 
 
 def check_sinks(config: Config, profile: str) -> None:
-    """Checks that the user, password, driver and catalogue of each sink exist where they are configured.
+    """Checks that the user, password, driver and catalogue to which the settings of each sink refer exist.
 
     Args:
         config: the configuration, with the sinks in its section `deliver`.

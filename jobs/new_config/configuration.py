@@ -70,8 +70,9 @@ _VAGUE_NAMES = {
     "home",
     "tmp",
 }
-# For a log of choices, `init` writes the settings of benchmarks/lists.yaml, which were measured on several
-# logs (docs/decisions/sequence-models.md#0129). `_ROWS_OF_A_TRAINING` is the approximate number of rows that
+# A log of choices contains only rows with items that users chose. For such a log, `init` writes the settings
+# of benchmarks/lists.yaml, which were measured on several logs (docs/decisions/sequence-models.md#0129).
+# `_ROWS_OF_A_TRAINING` is the approximate number of rows that
 # a training reads in all epochs together. A training has two to sixteen epochs, and takes some minutes.
 _ROWS_OF_A_TRAINING = 3_200_000
 _HISTORY_LENGTH = 20
@@ -154,7 +155,7 @@ def _joined_tables(wishes: Wishes, log: NewLog, config: NewConfig) -> _Joined:
 
 
 def _with_addresses(table: NewTable, config: NewConfig) -> NewTable:
-    """Returns the table of users with its columns of e-mail addresses, which are declared but no features."""
+    """Returns the table of users, with e-mail addresses declared as texts that do not become features."""
     addresses = [one for one in table.columns if has_addresses(one.sampled)]
     names = [one.name for one in addresses]
     for one in addresses:
@@ -233,7 +234,7 @@ def _add_tables(name: str, wishes: Wishes, log: NewLog, joined: _Joined, config:
         unit = log.time.sampled.unit
         of_day = {} if log.time_of_day is None else {"time_of_day": log.time_of_day.name}
         if has_local_times(log.time.sampled):
-            why = "times without an offset; --time-zone names the zone of their clocks"
+            why = "the times have no offset; --time-zone sets their time zone"
             config.choose(f"log.time_zone: {wishes.time_zone}", why)
         log_section["event_time"] = {"column": log.time.name, **of_day, **({"unit": unit} if unit else {})}
     sections["log"] = log_section
@@ -269,8 +270,8 @@ def _keys(user: NamedColumn, item: NamedColumn, log: NewLog, config: NewConfig) 
     if anonymous > _FEW_ANONYMOUS:
         section["rows_without_user"] = "leave_out"
         config.notes["keys"] = (
-            f"{anonymous:.1%} of the rows read have no user. They are counted and left out: models and lists "
-            "are for users. Without rows_without_user, a run stops if they are more than "
+            f"{anonymous:.1%} of the rows read have no user. They are counted and left out, because models "
+            "and lists need users. Without rows_without_user, a run stops if their share is above "
             "quality.max_bad_share."
         )
         config.choose(
@@ -448,7 +449,7 @@ def _choose_attributes(
 
 
 def _why_left_out(column: NamedColumn, log: NewLog, joined: _Joined) -> str:
-    """Returns the reason why a column of a log of choices is no feature."""
+    """Returns the reason why a column of a log of choices does not become a feature."""
     is_feature = isinstance(feature_of(column, log.rows), NewFeature)
     if is_feature and "users" in joined and log.user and depends_on(column.sampled, log.user.sampled):
         return "attributes of users come from the table of users (--users): add it there"
@@ -506,8 +507,8 @@ def _model(log: NewLog, config: NewConfig) -> None:
     all_rows = log.table.sample.all_rows
     small = all_rows is not None and all_rows < _SMALL_ROWS
     if log.is_of_choices:
-        # A batch also counts the rows that `negatives` added, but the training does not use these rows. So
-        # the batch size is larger.
+        # The batch size also counts the rows that the section `negatives` adds, but this model is not trained
+        # on them. So set a larger batch size.
         drawn = config.sections["negatives"]
         rows_of_choice = 1 + (drawn["per_positive"] if drawn.get("train", True) else 0)
         config.sections["model"] = {

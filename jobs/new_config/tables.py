@@ -47,7 +47,7 @@ _FEWEST_LATER_ROWS = 20
 _BETWEEN_SHARE = 0.8
 # A table is joined by a column only if the column contains at least this share of the log's ids.
 _JOINED_SHARE = 0.2
-# A column of the log becomes its key if a table of attributes has at least this share of the column's ids.
+# A column of the log becomes a key of the log if a table of attributes has at least this share of its ids.
 _CERTAIN_SHARE = 0.5
 
 
@@ -268,7 +268,7 @@ def feature_of(column: NamedColumn, rows: int) -> NewFeature | str:
 
 
 def _is_amount(column: SampledColumn) -> bool:
-    """Returns whether the values are amounts, such as a duration, and not numbers of rows or ids."""
+    """Returns whether the values are amounts, such as durations, and neither row numbers nor ids."""
     if column.type != "int":
         return column.type == "float"
     if is_id_name(column.source) or re.fullmatch(r"c\d+", column.source):
@@ -335,7 +335,8 @@ def _first_days(codes: np.ndarray, days: np.ndarray) -> np.ndarray:
 def differs_by(column: SampledColumn, key: SampledColumn) -> bool:
     """Returns whether numbers vary mostly between keys and little within a key, like the prices of items.
 
-    The share is adjusted for the number of keys, so random numbers have a share of about 0.
+    This is so if the share of the variance between keys is at least `_BETWEEN_SHARE`. The share is adjusted
+    for the number of keys, so that it is about 0 for random numbers.
     """
     if key.distinct > 0.5 * max(len(key.values), 1):
         return False
