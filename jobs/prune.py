@@ -248,7 +248,7 @@ def plan_prune(config: Config, run_date: str, keep_days: int) -> tuple[Limits, l
     files = list_lake(lake)
     if not any(file.path.endswith(f"/{MANIFEST_NAME}") for file in files):
         raise ConfigError(
-            f"{config.lake} is not a lake: no table is published there",
+            f"{config.lake} is not a lake, the folder of the jobs' tables: it contains no published table",
             "check the key `lake` of the configuration",
         )
     limits = Limits.of(run_date, keep_days, config.output.grace_hours)

@@ -148,7 +148,7 @@ def run(context: RunContext, options: ServeOptions, started: Callable[[str], Non
         scheme = "http" if tls is None else "https"
         address = f"{scheme}://{_shown_host(options.host)}:{listener.getsockname()[1]}"
         listener.listen(options.limits.connections)
-        started(f"model {info.version} of {context.run_date} answers at {address}; Ctrl-C ends it")
+        started(f"model {info.version} of {context.run_date} answers at {address}; Ctrl-C ends the server")
         with context.phase("serve"):
             serve(app, listener, tls)
     facts = {"model_version": info.version, "scored_rows": served.rows, "lists": served.lists}

@@ -54,7 +54,7 @@ class JsonLinesReader(TableReader):
     def open(
         cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None
     ) -> JsonLinesReader:
-        """Looks for the columns in the first lines of the files (1 MiB of each), until all are found.
+        """Looks for the columns in the first lines of the files (1 MiB of each), until every column is found.
 
         Raises:
             DataError: the first lines of a file contain no JSON object, or a column that is not optional is
@@ -199,8 +199,8 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
     """Converts n texts of JSON values to the type of a column.
 
     Args:
-        tokens: (n,) strings: texts of JSON values, or null. A JSON string may lack its quotes, unless it
-            would then read like another JSON value, such as 5 or true.
+        tokens: (n,) strings: texts of JSON values, or null. A JSON string may be passed without its quotes,
+            unless the text would then be another JSON value, such as 5 or true.
         column: name, type, time format and separator of elements.
         table: the table, with its texts for null and its time zone.
 

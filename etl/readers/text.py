@@ -206,7 +206,7 @@ class DisplayReader(TableReader):
 
 
 def rows_of_displays(block: bytes | memoryview, separator: str) -> bytes:
-    """Returns one line for each shown item of the displays: the other fields, the item, and the click.
+    """Returns one line for each shown item of the displays: the display's other fields, the item, the click.
 
     A line without a separator and an item without a click are copied unchanged. They have too few fields, so
     they are rejected later.

@@ -411,7 +411,7 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
     if name not in rows.columns:
         raise ConfigError(
             f"{key} names the column {name!r}, but the table {table} has the columns {rows.columns}",
-            "write columns of the table and their values after its name",
+            "write columns of the table after its name, each as `/column=value`",
         )
     kind, column = rows.schema[name].dataType, F.col(_quoted(name))
     if isinstance(kind, T.StringType):

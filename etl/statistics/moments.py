@@ -126,7 +126,7 @@ class ExactSums:
         return ExactSums(self.rows + other.rows, self.total + other.total, self.squares + other.squares)
 
     def moments(self) -> Moments:
-        """Returns the number of rows, and the mean and standard deviation of their values."""
+        """Returns the number of rows, and the mean and standard deviation of the values."""
         return _moments(self.rows, self.total, self.squares)
 
 

@@ -160,7 +160,7 @@ def _publish(partition: Partition, config: Generate, files: list[RawFile]) -> Ma
 def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
     """Deletes generated files that the manifest does not list.
 
-    Other tools may read every file in the folder.
+    Otherwise tools that ignore the manifest and read every file in the folder would read them too.
     """
     current = {file.path for file in manifest.files}
     for info in file_io.list_files(partition.path):

@@ -157,9 +157,9 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
             file.sink,
             encoding.schema,
             compression="zstd",
-            # Row_ids are distinct, so a dictionary would only cost time. Their differences are small, and are
-            # stored instead. Lists take less time and space without a dictionary, because the compression
-            # removes the repetitions of whole lists.
+            # Row_ids are distinct, so a dictionary would only cost time. Store their differences, which are
+            # small. Lists take less time and space without a dictionary, because the compression removes the
+            # repetitions of whole lists.
             use_dictionary=[
                 field.name
                 for field in encoding.schema
@@ -172,7 +172,7 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
         for first_row, parsed in _parsed_blocks(task, encoding.source, names):
             pending.append((first_row, parsed))
             pending_bytes += parsed.bytes
-            # keep this equal to the condition in `saved_runs`
+            # `saved_runs` has the same condition, so change both together
             if pending_bytes + parsed.bytes // 2 >= FILE_SPLIT_BYTES:
                 _write(writer, pending, encoding, task)
                 pending, pending_bytes = [], 0

@@ -394,7 +394,7 @@ class Application:
     _used: bool = False
 
     def prepare(self, *, train: bool) -> None:
-        """Starts the child process, its JVM, and the imports that a training needs. See `Launcher`."""
+        """Starts the child process, which starts a JVM and imports modules for a training. See `Launcher`."""
         self.submission.require_profile(submits=False)
         self._modules = _TO_TRAIN if train else ()
         self._start()

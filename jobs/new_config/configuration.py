@@ -161,7 +161,7 @@ def _with_addresses(table: NewTable, config: NewConfig) -> NewTable:
     for one in addresses:
         config.choose(
             f"users.columns has {one.sampled.source}",
-            f"it has e-mail addresses: user_columns: [{one.name}] of a CSV sink delivers them",
+            f"it has e-mail addresses, which a CSV sink with user_columns: [{one.name}] delivers",
         )
     columns = [replace(one, type="string") if one.name in names else one for one in table.columns]
     return replace(table, columns=tuple(columns), addresses=tuple(names))
@@ -307,7 +307,7 @@ def _zone(wishes: Wishes, log: NewLog) -> str | None:
 
 
 def _attributes_of_log(log: NewLog, joined: _Joined) -> list[NamedColumn]:
-    """Returns the other columns of the log that become features.
+    """Returns the columns of the log that have no role, such as user or time, and become features.
 
     In a log of choices, these are the attributes of users. An item that a user did not choose has no row, so
     such a log has no attributes for it.
@@ -319,7 +319,7 @@ def _attributes_of_log(log: NewLog, joined: _Joined) -> list[NamedColumn]:
 
 
 def _other_columns(log: NewLog) -> list[NamedColumn]:
-    """Returns the columns of the log without a role."""
+    """Returns the columns of the log that are not used as user, item, time, group or label."""
     roles = {one.name for one in (*log.keys, *log.times, log.group, log.label_column) if one is not None}
     return [one for one in log.table.columns if one.name not in roles]
 
@@ -471,7 +471,7 @@ def _features_of_tables(joined: _Joined, scopes: dict[str, list[str]], config: N
                 feature = "it has e-mail addresses"
             shown = [what for what, name in table.titles.items() if name == column.name]
             if shown:
-                feature = f"people read it: it is the {shown[0]} of the item"
+                feature = f"it is the {shown[0]} of the item, which is only shown to people"
             if isinstance(feature, str):
                 config.left_out.append((section, column.sampled.source, feature))
                 continue

@@ -179,7 +179,7 @@ def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:
         raise ConfigError(
             f"no column of {table.sample.path.files[0]} has the values of the log's column "
             f"{key.sampled.source!r}, such as {key.sampled.examples[0] if key.sampled.examples else ''!r}",
-            "pass the table with one row for each of them, or name the key of the log with --user or --item",
+            "pass a table with one row for each value, or another column of the log as --user or --item",
         )
     return best
 
@@ -201,7 +201,7 @@ def key_by_table(table: NewTable, columns: Iterable[SampledColumn]) -> SampledCo
 
 
 def _best_match(table: NewTable, key: SampledColumn) -> tuple[NamedColumn | None, float]:
-    """Returns the column of a table that has the largest share of the values of a key, and this share."""
+    """Returns the column of a table that contains the largest share of a key's values, and this share."""
     ids = _texts(key.values).unique()
     best, most = None, 0.0
     for column in table.columns:
