@@ -379,7 +379,7 @@ def _run(query: str, texts: pa.Array) -> pa.Table:
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
     """Returns the database of this process. It uses one thread, because several workers share the cores."""
-    import duckdb  # the import takes 0.06 s, so only processes that need the module import it
+    import duckdb  # imported here because the import takes 0.06 s, and not every process needs DuckDB
 
     settings: dict[str, str | bool | int | float | list[str]] = {
         "threads": 1,

@@ -249,7 +249,7 @@ def environment() -> dict[str, str]:
     stray = (
         "SPARK_HOME",
         "PYSPARK_DRIVER_PYTHON",
-    )  # not passed on, because they may name other jars and packages
+    )  # do not pass these variables on, because they may name other jars and packages
     kept = {name: value for name, value in os.environ.items() if name not in stray}
     return {**kept, "PYSPARK_PYTHON": sys.executable}
 

@@ -135,7 +135,8 @@ def _joined_tables(wishes: Wishes, log: NewLog, config: NewConfig) -> _Joined:
             continue
         if key is None:
             raise ConfigError(
-                f"the log has no column for the key of --{section}", f"name it: --{section[:-1]} COLUMN"
+                f"no column of the log looks like the ids of the table of {section} (--{section})",
+                f"pass the column of the log as --{section[:-1]} COLUMN",
             )
         table = open_new_table(location, [*taken, "history"])
         key_column = key_of(table, key)

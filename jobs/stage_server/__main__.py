@@ -71,7 +71,7 @@ def _run(
     if importing.ident is None:
         if len(sys.argv) > 3:
             mlflow_process.start()
-        importing.start()  # not earlier, because this thread would delay the imports above
+        importing.start()  # start the thread only now, because it would delay the imports above
     try:
         parser = job_parser(job, description)
         add_wait(parser)
