@@ -143,7 +143,7 @@ def _encode_group(on_gpus: GpuTasks, tasks: TaskArguments[EncodeTask], encoding:
 def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
     """Runs in a worker: writes the features of one file split to a new file.
 
-    Returns the name of the file (storage.publish.with_footer).
+    Returns the path of the file with a description of its footer (storage.publish.with_footer).
 
     Raises:
         DataError: a feature is null.
