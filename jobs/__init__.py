@@ -2,4 +2,4 @@
 
 from conf.process import collect_rarely
 
-collect_rarely()  # runs before a job's own imports, because Python first imports this package
+collect_rarely()  # Python imports this package before the module of a job, so this call comes first

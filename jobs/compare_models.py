@@ -273,7 +273,7 @@ def _is_over(search: Search, since: float) -> bool:
 
 
 def _with_version(trained: _Trained, version: str) -> ExperimentOutcome | None:
-    """Returns the earlier trial that trained this version; None if there is none."""
+    """Returns the earlier trial that trained the model version `version`; None if there is none."""
     return next((trial for trial in trained.outcomes if trial.trainings[0].version == version), None)
 
 
@@ -327,14 +327,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--write-best",
         metavar="YAML",
-        help="also write the best experiment as a configuration file that extends the one of --config; its "
-        "model, if it differs, is written to <name>.model.yaml in the same folder",
+        help="also write a configuration file for the best experiment, which extends the file of --config; "
+        "if the experiment has another model, the model is written to <name>.model.yaml in the same folder",
     )
     return parser
 
 
 def _stage(context: RunContext, arguments: argparse.Namespace) -> JobSummary:
-    """Runs the stage with the arguments of the command line."""
+    """Compares the experiments that the command line selects."""
     request = ComparisonRequest(
         arguments.experiments, arguments.config, tuple(arguments.overrides), arguments.write_best
     )

@@ -204,7 +204,7 @@ def _lists_table(lists: Sequence[UserList]) -> str:
 
 
 def seconds_table(outcomes: Mapping[str, Sequence[StageOutcome]]) -> str:
-    """Returns a table of seconds, with one row for each stage and one column for each run.
+    """Returns a table of the seconds that each stage took: one row for each stage, one column for each run.
 
     The last row contains the sum of each run. If a run did not have a stage, the cell is empty.
     """

@@ -156,8 +156,9 @@ def _require_tables(lake: LakePaths) -> None:
     """Raises DataError if no job has published a table: the path of the lake is probably wrong."""
     if not any(file_io.list_files(path) for path in (lake.datasets.path, f"{lake.root.rstrip('/')}/{DATA}")):
         raise DataError(
-            f"{lake.root} has no tables, so nobody was erased: it is not a lake, or no job has run",
-            "correct `lake` in the configuration or in --set; erase users after the first run",
+            f"{lake.root} contains no tables, so no user was erased: this is not the folder of the lake, or "
+            "no job has run yet",
+            "correct `lake` in the configuration or in --set, or erase users after the first run",
         )
 
 

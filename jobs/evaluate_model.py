@@ -90,7 +90,7 @@ def _list_facts(lists: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the figures of both models' lists for the job summary, such as `challenger_ndcg`.
 
     Args:
-        lists: the entry `lists` of the facts of the evaluation.
+        lists: the value of the key `lists` in the `facts` of the evaluation's manifest.
     """
     figures = {
         f"{model}_{name}": lists[model][name] if lists[model] else None

@@ -28,7 +28,7 @@ log = logging.getLogger("nightrank.build_features")
 
 def build_of_run(context: RunContext) -> JobSummary:
     """Reads the raw log up to the run date, and publishes the tables that training and scoring read."""
-    if context.config.workflow.mode == "retrain":  # these checks concern a training on the new features
+    if context.config.workflow.mode == "retrain":  # a model will be trained on the new features
         check_training(context.config)
     plan = plan_of(context.config)
     copy_tables_of_run(context, plan)
@@ -60,7 +60,7 @@ def build_of_run(context: RunContext) -> JobSummary:
 
 
 def workflows_of_run(context: RunContext) -> tuple[str | None, str | None]:
-    """Returns the workflow versions of the champion before the run date and of the served experiment.
+    """Returns two workflow versions: of the champion before the run date, and of the served experiment.
 
     The first version is None if there is no champion, or if a retraining must fit a new workflow. The second
     version is None if no experiment is served.

@@ -199,7 +199,7 @@ class HttpApplication:
     """Answers requests as an ASGI application. `/metrics` is one of its routes.
 
     Args:
-        routes: the routes; the first that matches answers.
+        routes: the routes. The first route that matches a request answers it.
         limits: the limits for clients.
         token: the token that requests must send as `Authorization: Bearer TOKEN`; None if requests need no
             token.
@@ -245,8 +245,8 @@ class HttpApplication:
             raise RefusedError(431, f"headers may have {_HEADER_BYTES:,} bytes", {"connection": "close"})
         # A connection with an unread body cannot be used for another request.
         close = {"connection": "close"}
-        # If a request has both headers, this server would ignore one of them, and a proxy in front of it the
-        # other one. Then a client could hide a second request in the body of the first request.
+        # If a request had both Content-Length and Transfer-Encoding, this server would ignore one of them,
+        # and a proxy could ignore the other. Then a client could hide a second request in the first body.
         if b"content-length" in headers and b"transfer-encoding" in headers:
             raise RefusedError(400, "send Content-Length or Transfer-Encoding, but not both", close)
         if route is None or not route.is_public:

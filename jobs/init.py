@@ -34,7 +34,7 @@ _COMMENTS: Mapping[str, str] = {
     "lake": "Folder of all tables that the jobs write.",
     "log": "The log: its files, its columns, which rows are clicks (label), and the times of the rows.",
     "users": "Attributes of users, one row per user. Users of the log without a row get nulls.",
-    "items": "Attributes of items, with one row for each. Items without a row are not recommended; with "
+    "items": "Attributes of items, one row per item. Items without a row are not recommended; with "
     "`missing: serve` they are.",
     "keys": "The columns that identify a user and an item.",
     "history": "The items that the user of a row chose before (column `history`), the most recent one first.",
@@ -230,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
         "be read.",
     )
     parser.add_argument(
-        "log", metavar="LOG", help="a file, a folder, or a glob in quotes; a day in names becomes {date}"
+        "log", metavar="LOG", help="a file, a folder, or a glob in quotes; dates in file names become {date}"
     )
     parser.add_argument("--users", metavar="FILE", help="table with attributes of users")
     parser.add_argument("--items", metavar="FILE", help="table with attributes of items")

@@ -220,8 +220,8 @@ def candidates_of(context: RunContext, dataset: Dataset, published: Manifest) ->
 def most_popular(excluding: Exclusions, items: Rows, train: Rows, k: int) -> Rows:
     """Returns lists of the k items with the most clicks in the train split.
 
-    The columns are user_key, position and item_key. The lists have the same users, items and excluded (user,
-    item) pairs as the published lists.
+    The columns are user_key, position and item_key. There is one list for each user of the published lists,
+    and its items are chosen from the same items, without the items that were excluded for the user.
     """
     lists = popular_items(excluding, popularity(train, items), k)
     return query(

@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
     except NightrankError as error:
         return report_failure("nightly failed", error)
     except OSError as error:  # only the disk raises an OSError; the network and the lake raise other errors
-        return report_failure("nightly failed", error, "check the disk and its free space, then run it again")
+        return report_failure("nightly failed", error, "check the disk and its free space, then try again")
     total = time.monotonic() - start
     StageProgress().write(summary.completed("nightly", arguments.run_date, summary.seconds, total).line())
     return EXIT_OK

@@ -248,7 +248,7 @@ def plan_prune(config: Config, run_date: str, keep_days: int) -> tuple[Limits, l
     files = list_lake(lake)
     if not any(file.path.endswith(f"/{MANIFEST_NAME}") for file in files):
         raise ConfigError(
-            f"{config.lake} is not a lake: no table is published there",
+            f"{config.lake} is not a lake, the folder of the jobs' tables: it contains no published table",
             "check the key `lake` of the configuration",
         )
     limits = Limits.of(run_date, keep_days, config.output.grace_hours)
@@ -476,9 +476,9 @@ def unused_workflows(
 ) -> list[Item]:
     """Returns the items of workflow versions that no dataset or model uses, with all of their tables.
 
-    Versions with a date that is kept, or with a file that a job may be writing, are left out. workflow.json
-    is deleted first, so that no job uses an incomplete version. The manifests are deleted next. Data files
-    stay for the grace period.
+    Versions that have a table of a kept date, or a file that a job may be writing, are left out.
+    workflow.json is deleted first, so that no job uses an incomplete version. The manifests are deleted next.
+    Data files stay for the grace period.
     """
     dated = {table.split("/")[1] for table, dt in dates if dt >= limits.first_date and "/" in table}
     of_version: dict[str, list[LakeFile]] = defaultdict(list)
@@ -542,7 +542,7 @@ def old_checkpoints(
 
 
 def old_attempts(files: Iterable[LakeFile], limits: Limits) -> list[Item]:
-    """Returns the items of what attempts leave behind: run records, logs, event logs, reports and leases.
+    """Returns the items of files that runs of jobs leave: run records, logs, event logs, reports, leases.
 
     An item belongs to a date if its name, or the name of its folder, contains the date. Otherwise the time of
     the last change decides whether the item is deleted.

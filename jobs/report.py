@@ -10,7 +10,7 @@ from storage.run_context import RunContext
 
 DESCRIPTION = (
     "Writes <lake>/reports/<run date>.html: key figures, data summary, data quality, training curve, "
-    "calibration, score distribution, coverage, some lists and the seconds of each stage. The report is "
+    "calibration, score distribution, coverage, some lists and how long each stage took. The report is "
     "one file that can be read offline. If a stage has not run yet, the report says so."
 )
 

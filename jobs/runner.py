@@ -53,7 +53,7 @@ log = logging.getLogger("nightrank")
 
 # Java's message if the interpreter of Spark's Python workers is missing.
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
-_PUBLISH_NOTHING = frozenset({"plan_night"})  # several processes may run such a job for one date
+_PUBLISH_NOTHING = frozenset({"plan_night"})  # several processes may run one of these jobs for the same date
 _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 
@@ -413,7 +413,7 @@ class SharedSession:
     _session: SparkSession | None = None
 
     def of_job(self) -> OwnSession:
-        """Returns the sessions object of the next job."""
+        """Returns the object that opens and closes this session for the next job."""
         return _Borrowed(self)
 
     def get(self, context: RunContext) -> SparkSession:

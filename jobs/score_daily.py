@@ -163,7 +163,7 @@ def _score_kind(
 
 
 def _with_texts(lists: Rows, texts: Mapping[str, str]) -> Rows:
-    """Adds one column for each of `texts`, which has the same text in all rows."""
+    """Adds a column for each entry of `texts`, which maps the column's name to the text of all rows."""
     for name, value in texts.items():
         lists = with_value(lists, name, value)
     return lists
@@ -278,8 +278,8 @@ def candidate_users(
 ) -> Rows:
     """Returns the rows of the users, joined with their candidates.
 
-    A frame has enough Spark partitions for all cores. The rows are read from the files that the two manifests
-    name, even if the tables are replaced at the same time.
+    If the result is a Spark frame, it has enough partitions for all cores. The rows are read from the files
+    that the two manifests list, even if the tables are replaced at the same time.
 
     Args:
         context: the context of the run.

@@ -44,7 +44,7 @@ DESCRIPTION = (
     "SIGTERM or Ctrl-C. POST /invocations, in the JSON formats of MLflow's scoring server, returns "
     "click probabilities of raw rows. GET /recommendations/USER?k=10 returns the list that the model makes "
     "for a user from the candidates of the run date. GET /health answers as soon as requests are accepted, "
-    "and GET /metrics returns counts and times for Prometheus."
+    "and GET /metrics returns counts and durations of requests for Prometheus."
 )
 _MIB = 1024**2
 
@@ -148,7 +148,7 @@ def run(context: RunContext, options: ServeOptions, started: Callable[[str], Non
         scheme = "http" if tls is None else "https"
         address = f"{scheme}://{_shown_host(options.host)}:{listener.getsockname()[1]}"
         listener.listen(options.limits.connections)
-        started(f"model {info.version} of {context.run_date} answers at {address}; Ctrl-C ends it")
+        started(f"model {info.version} of {context.run_date} answers at {address}; Ctrl-C ends the server")
         with context.phase("serve"):
             serve(app, listener, tls)
     facts = {"model_version": info.version, "scored_rows": served.rows, "lists": served.lists}
@@ -305,7 +305,7 @@ td {{ padding: .2rem 1rem .2rem 0 }}
 <table>
 <tr><td><code>GET /recommendations/USER?k=10</code></td><td>the list of a user</td></tr>
 <tr><td><code>POST /invocations</code></td><td>click probabilities of raw rows</td></tr>
-<tr><td><code>GET /metrics</code></td><td>counts and times of requests, for Prometheus</td></tr>
+<tr><td><code>GET /metrics</code></td><td>counts and durations of requests, for Prometheus</td></tr>
 <tr><td><code>GET /health</code></td><td>200 if the server answers</td></tr>
 </table></body></html>
 """

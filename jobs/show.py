@@ -14,7 +14,8 @@ DESCRIPTION = (
     "Shows the published list of one user: position, item, score, reason (ranked, boost:<value> or "
     "explore) and the number of the user's earlier clicks on the item. Also shows the features of the user "
     "and of the items (ids as raw values), the versions of the model and the workflow that made the list, "
-    "its time, and the user's clicks in the newest rows of the dataset (at most about five million rows). "
+    "the time when the list was made, and the user's clicks in the newest rows of the dataset (at most about "
+    "five million rows). "
     "Ends with exit code 3 if the date has no lists, the user is unknown, or the user had "
     "no candidates."
 )

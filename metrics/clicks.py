@@ -45,12 +45,13 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
 
 
 def average_precision(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Returns the average precision: Σ (R_n - R_{n-1}) · P_n over the distinct scores, in descending order.
+    """Returns the average precision, which summarises precision and recall at all thresholds of the score.
 
-    For P_n and R_n, all rows whose score is at least the n-th distinct score count as predicted clicks. P_n
-    is the precision of this prediction, and R_n its recall. This is the definition of scikit-learn
-    (sklearn.metrics.average_precision_score), without interpolation. Rows with equal scores are counted
-    together, so the result does not depend on their order. Arguments are those of `auc`.
+    The n-th threshold is the n-th distinct score in descending order. All rows with at least this score count
+    as predicted clicks. P_n is the precision of this prediction, and R_n its recall. The average precision is
+    Σ (R_n - R_{n-1}) · P_n. This is the definition of scikit-learn (sklearn.metrics.average_precision_score),
+    without interpolation. Rows with equal scores are counted together, so the result does not depend on their
+    order. Arguments are those of `auc`.
 
     Raises:
         DataError: the weights of the positive rows sum to 0, so the recall is undefined; or a score is not

@@ -312,7 +312,7 @@ def hits_of_lists(
     if not len(users):
         raise DataError(
             f"none of {len(wanted.lengths)} users has a relevant item, so there is no list to measure",
-            "measure with interactions after the lists were made",
+            "measure with interactions that occurred after the lists were made",
         )
     width = int(max(listed.ids.max(initial=0), wanted.ids.max(initial=0))) + 1
     is_hit = np.isin(listed.owner * width + listed.ids, wanted.owner * width + wanted.ids)

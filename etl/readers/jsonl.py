@@ -11,8 +11,8 @@ once, by these rules:
   like its text, so the string "5" and the number 5 are equal. The text of a number is its shortest notation:
   1.50 is 1.5.
 * true and false become 1 and 0 in columns of numbers, and the texts `true` and `false` in columns of texts.
-* An array fits only the types list<int> and list<string>. Null elements of an array are dropped. A row with
-  an object, or with an array in another column, is rejected with the reason `json:<column>`.
+* An array fits only the types list<int> and list<string>. Null elements of an array are dropped. A row is
+  rejected with the reason `json:<column>` if the column has an object, or an array that does not fit.
 * A line that is not a JSON object, such as an empty line, is rejected with the reason `json`. DuckDB's parser
   accepts a comma after the last field. If several fields have the same name, the first is used.
 """
@@ -54,7 +54,7 @@ class JsonLinesReader(TableReader):
     def open(
         cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None
     ) -> JsonLinesReader:
-        """Looks for the columns in the first lines of the files (1 MiB of each), until all are found.
+        """Looks for the columns in the first lines of the files (1 MiB of each), until every column is found.
 
         Raises:
             DataError: the first lines of a file contain no JSON object, or a column that is not optional is
@@ -118,11 +118,11 @@ class JsonLinesReader(TableReader):
         for column in self.table.columns:
             place = names.index(column.source_name)
             encoded = scanned.columns[place]
-            if broken:  # `take` leaves out the broken lines
+            if broken:  # leave out the values of broken lines
                 encoded = pa.DictionaryArray.from_arrays(
                     encoded.indices.take(pa.array(rows)), encoded.dictionary
                 )
-            # do not return this column, but reject the rows where it has an object or an array
+            # The caller does not need this column. Only reject the rows where it has an object or an array.
             if column.type == "string" and column.name not in wanted:
                 _reject(malformed, encoded, column)
                 continue
@@ -138,7 +138,7 @@ class JsonLinesReader(TableReader):
                 columns[column.name] = values.take(encoded.indices)
                 continue
             if column.type == "string" and not (_first_bytes(encoded.dictionary) == _QUOTE).any():
-                # No text loses quotes, so the values are as distinct as the texts.
+                # No text has quotes to remove, so different texts remain different values.
                 columns[column.name] = without_null_values(encoded.indices, values)
             else:
                 columns[column.name] = _distinct(encoded.indices, values)
@@ -199,8 +199,8 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
     """Converts n texts of JSON values to the type of a column.
 
     Args:
-        tokens: (n,) strings: texts of JSON values, or null. A JSON string may lack its quotes, unless it
-            would then read like another JSON value, such as 5 or true.
+        tokens: (n,) strings: texts of JSON values, or null. A JSON string may be passed without its quotes,
+            unless the text would then be another JSON value, such as 5 or true.
         column: name, type, time format and separator of elements.
         table: the table, with its texts for null and its time zone.
 
@@ -218,7 +218,7 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
         texts = _unquoted(texts, first == _QUOTE)
     if column.type in NUMBER_TYPES:
         if table.decimal_separator != POINT:
-            # JSON numbers never have a decimal comma, so only texts with a comma are converted.
+            # JSON numbers always have a decimal point, so leave texts without a comma unchanged.
             has_comma = pc.fill_null(pc.match_substring(texts, ","), False)
             texts = pc.if_else(has_comma, with_decimal_points(texts), texts)
         is_plain = pa.array(first != _QUOTE)
@@ -379,7 +379,7 @@ def _run(query: str, texts: pa.Array) -> pa.Table:
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
     """Returns the database of this process. It uses one thread, because several workers share the cores."""
-    import duckdb  # the import takes 0.06 s, so only processes that need the module import it
+    import duckdb  # imported here because the import takes 0.06 s, and not every process needs DuckDB
 
     settings: dict[str, str | bool | int | float | list[str]] = {
         "threads": 1,

@@ -28,7 +28,7 @@ class _File:
         path: the path of the file.
         bytes: size of the content.
         stripes: number of stripes.
-        names: those columns of the table that the file has, under their names in the file.
+        names: the names in the file of those columns of the table that the file has.
     """
 
     path: str
@@ -117,7 +117,10 @@ def _read_footer(path: str, table: RawTable, event_time: EventTime | None) -> _F
 
 
 def _read(file: _File, stripes: Sequence[int], columns: Sequence[Column]) -> pa.Table:
-    """Returns the rows of some stripes, with those of `columns` that the file has, in their given order."""
+    """Returns the rows of some stripes.
+
+    The result has those of `columns` that the file has, in the order of `columns`.
+    """
     names = [column.source_name for column in columns if column.source_name in file.names]
     with _opened(file.path) as source:
         # ORC reads a dot in a name as access to a field of a struct. If a name has a dot, read all columns.

@@ -47,7 +47,7 @@ from etl.readers.base import RawBlock, TableReader
 from storage import file_io
 from storage.file_digests import open_file
 
-# The types for which etl.raw.file_columns has rules.
+# The declared types of columns for which etl.raw.file_columns has rules.
 _PLAIN_TYPES = ("int", "float", "string")
 # Number of bytes that a dictionary code or a number takes in memory, even if the file stores fewer.
 _VALUE_BYTES = 4
@@ -287,9 +287,9 @@ def _read(
 ) -> Iterator[tuple[pa.Table, dict[str, _CountedValues]]]:
     """Yields the rows of a file split, with the columns `names` of the file.
 
-    Each result is a table and a dict. If `counted` is set, columns whose pages this module can decode are not
-    in the table but in the dict, with the number of rows with each value. If no column remains for the table,
-    it has one column of nulls.
+    Each result is a table and a dict. If `counted` is set, the dict contains the columns whose pages this
+    module can decode, and the number of rows with each of their values. The table contains all other columns.
+    If there are none, it has one column of nulls.
     """
     start, end = file_split.start, file_split.end
     groups = [start] if end is None else list(range(start, end))
@@ -299,7 +299,7 @@ def _read(
     if not names:
         yield pa.table({"": pa.nulls(count)}), {}
         return
-    # the file may be remote, because the lake contains the copies of tables
+    # the file may be on an object store, because copies of catalogue tables are stored in the lake
     with open_file(file.path) as source:
         try:
             footer = parquet_metadata(source)
@@ -332,7 +332,10 @@ def _read(
 
 
 def _rows_at(parts: Iterator[pa.Table], wanted: np.ndarray) -> pa.Table:
-    """Returns the rows with the indices `wanted`, (n,) int64 ascending, among the rows of all parts."""
+    """Returns the rows with the indices `wanted`, (n,) int64 ascending.
+
+    An index counts the rows of all `parts`, one part after the other.
+    """
     taken = []
     first = 0
     for rows in parts:
@@ -393,7 +396,10 @@ def _columns_of(
 
 
 def _is_checked(column: Column, stored: str | None) -> bool:
-    """Returns whether some values of a column, stored as `stored`, may not fit the declared type."""
+    """Returns whether a column may have values that do not fit its declared type.
+
+    `stored` is the type of the column in the file; None if the file does not have the column.
+    """
     if stored is None:
         return False
     if column.type == "string":
@@ -430,13 +436,19 @@ _COUNT, _ENCODING = (
 )
 _LEVEL_ENCODING, _LEVEL_BYTES, _IS_COMPRESSED = (5, 3), (8, 5), (8, 7)
 _PLAIN, _OLD_DICTIONARY, _RUNS, _DICTIONARY = 0, 2, 3, 8
-_LENGTH_BYTES = 4  # Bytes of the number before the definition levels, which is their size.
-_LEAST_BYTES = 4  # Fewest bytes of a stored value: a small number, or the length before a text.
+_LENGTH_BYTES = 4  # Size of the field before the definition levels, which contains their length in bytes.
+_LEAST_BYTES = 4  # Size of the smallest stored values: 4-byte numbers, and empty texts with their length.
 
 
 @dataclass(frozen=True)
 class _Page:
-    """A decompressed page: number of values or rows, definition levels if rows may be null, and the data."""
+    """A decompressed page.
+
+    Attributes:
+        count: number of values of a dictionary page, or number of rows of a data page.
+        levels: the definition levels, which mark null rows; None if no row can be null.
+        body: the data of the page.
+    """
 
     count: int
     levels: pa.Buffer | None

@@ -24,8 +24,8 @@ from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock, TableReader, map_in_threads
 
 _NEVER_MALFORMED = ("string", "list<string>")
-# Maximum number of bytes of displays that are converted to rows at once. The other fields of a line are
-# repeated for each item of the line, so the rows are many times larger than the displays.
+# Maximum number of bytes of lines of the format `displays` that are converted to rows at once. The other
+# fields of a line are repeated for each item of the line, so the rows are many times larger than the lines.
 _DISPLAY_BYTES = 2**20
 # A shown item: its id, and 1 if the user clicked it.
 _ITEM_AND_CLICK = r"^(.+)[-:_]([01])$"
@@ -168,7 +168,7 @@ class DisplayReader(TableReader):
     rejected row is stored as one line, as in a `tsv` file.
 
     Attributes:
-        rows: reads the lines of the rows.
+        rows: reader of the `tsv` lines to which the displays are converted, one line per row.
     """
 
     rows: TextReader
@@ -206,7 +206,7 @@ class DisplayReader(TableReader):
 
 
 def rows_of_displays(block: bytes | memoryview, separator: str) -> bytes:
-    """Returns one line for each shown item of the displays: the other fields, the item, and the click.
+    """Returns one line for each shown item of the displays: the display's other fields, the item, the click.
 
     A line without a separator and an item without a click are copied unchanged. They have too few fields, so
     they are rejected later.
@@ -249,7 +249,7 @@ def without_first_line(block: RawBlock) -> RawBlock:
         columns.slice(first, len(block.row_lines))
         if isinstance(columns, DeviceColumns)
         else {name: array.slice(first) for name, array in columns.items()},
-        {},  # no counts, because the scanner's counts include the values of the header
+        {},  # leave out the counts of values, because the scanner has also counted the header's values
         _without_first(block.broken, 1),
         _without_first(block.malformed, first, first),
         block.texts,
@@ -292,7 +292,7 @@ def rows_with(encoded: Values, codes: np.ndarray) -> np.ndarray:
 
 
 def _nulls_of(column: Column, rows: int) -> pa.Array:
-    """Returns the values of an optional column that the files do not have."""
+    """Returns the values of an optional column that the files do not have: a null for each row."""
     values, _ = typed_column(pa.array([], pa.string()), column, [""])
     if column.type in LIST_TYPES:
         return pa.nulls(rows, values.type)

@@ -58,8 +58,8 @@ from storage.publish import (
 
 log = logging.getLogger("nightrank.etl")
 
-_STATE = "state"  # Key of the result of `state_of` in the `facts` of a copy's manifest.
-_TABLE = "table"  # Name of the manifest's input whose digest is that of the copied rows.
+_STATE = "state"  # The manifest of a copy stores the result of `state_of` under this key of `facts`.
+_TABLE = "table"  # The manifest of a copy stores the digest of the copied rows under this key of `inputs`.
 # Without these settings, Spark would write timestamps of 96 bits, which do not record whether they have a
 # time zone. Spark would also refuse dates before 1582 and times before 1900.
 _EXACT = {
@@ -147,7 +147,10 @@ def _publish(
 
 
 def _content(spark: SparkSession, partition: Partition, published: Manifest) -> str | None:
-    """Returns the digest of a copy's rows. If an erasure has changed the copy, its rows are read for this."""
+    """Returns the digest of a copy's rows.
+
+    If an erasure of users has changed the copy, the digest is not in the manifest. Then the rows are read.
+    """
     if CONTENT in published.facts or not published.files:
         return published.facts.get(CONTENT)
     files = data_files(partition, published)
@@ -188,9 +191,9 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_MOST_FIELDS = 2**31 - 1  # in effect no limit, so that the text of a plan has the names of all fields
-# The text of a plan with a user-defined function contains this word. The function may change although the
-# text stays the same.
+_MOST_FIELDS = 2**31 - 1  # so large that the text of one of Spark's plans has the names of all fields
+# The text of a plan contains this word if the plan has a user-defined function. The code of the function may
+# change although the text of the plan stays the same.
 _FUNCTION_OF_USER = "UDF"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 # Texts in Spark's error messages that show that the class path lacks the jar of a format or of a catalogue.
@@ -408,7 +411,7 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
     if name not in rows.columns:
         raise ConfigError(
             f"{key} names the column {name!r}, but the table {table} has the columns {rows.columns}",
-            "write columns of the table and their values after its name",
+            "write columns of the table after its name, each as `/column=value`",
         )
     kind, column = rows.schema[name].dataType, F.col(_quoted(name))
     if isinstance(kind, T.StringType):
@@ -430,14 +433,15 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
     raise ConfigError(
         f"{key}: the column {name!r} of the table {table} has the type {kind.simpleString()}, which cannot "
         f"be compared with {value!r}",
-        "name a column of the type string, date or timestamp, or make a view with such a column",
+        "use a column of the type string, date or timestamp, or make a view with such a column",
     )
 
 
 def _state_of_leaf(leaf: Any) -> str | None:
-    """Returns a text that identifies what the files of a source in Spark's plan do not show about its state.
+    """Returns a text that, together with the list of files, identifies the state of a source in Spark's plan.
 
-    The text is empty if the files alone identify the state. Returns None if the state is unknown.
+    The text is empty if the list of files alone identifies the state, or if the source has no state. Returns
+    None if the state is unknown.
     """
     name = leaf.getClass().getSimpleName()
     if name == "OneRowRelation":

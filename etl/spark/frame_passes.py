@@ -1,7 +1,7 @@
 """Prepares the rows of days with Spark frames, for clusters and for `workflow.engine: sql`.
 
-Tasks scan the raw log and store its good rows as Parquet files of the lake. Spark reads these files, prepares
-the rows, and writes the table `prepared`.
+Tasks scan the raw log and store its good rows (those that pass all checks) as Parquet files in the data lake.
+Spark reads these files, prepares the rows, and writes the table `prepared`.
 
 The history of a row consists of the last items that the row's user clicked before the row. Rows of a user
 are ordered by event_time, then by row_id; without an event_time, by row_id. The history of a row contains
@@ -89,7 +89,7 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
     if earlier is not None:
         result = result.join(earlier.select(USER_KEY, F.col(CLICKS).alias(_EARLIER)), USER_KEY, "left")
         older = F.coalesce(_EARLIER, F.array().cast(ARRAY))
-        # a row may have a time before the day of its partition, and so before some earlier clicks
+        # A row's time may be before the day of its partition, so leave out clicks that are not older.
         if EVENT_TIME in rows.columns:
             older = F.filter(older, lambda click: click["time"] < F.col(EVENT_TIME))
         clicks = F.concat(older.getField("item") if history.ages is None else older, clicks)
@@ -162,7 +162,7 @@ def _last(values: Column, length: int) -> Column:
     return F.slice(values, F.greatest(F.size(values) - length + 1, F.lit(1)), F.lit(length))
 
 
-# Publishes and reads the table `last_clicks` of a lake. The histories of later days are computed from it.
+# Publishes and reads the table `last_clicks`, from which the histories of later days are computed.
 #
 # The partition of a day has one row per user with a click on that day, sorted by user_key. The columns are
 # user_key, items (item keys, oldest first) and, if the log has an event_time, times (event_time of each
@@ -219,7 +219,8 @@ class LastClicks:
 def clicks_before(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> LastClicks | None:
     """Returns the reader of clicks of earlier days.
 
-    Returns None if the configuration has no section `history`, or if one day has rows of several splits.
+    Returns None if the configuration has no section `history`, or if each day has rows of several
+    splits (section `split`).
     """
     if plan.config.history is None or plan.is_divided:
         return None
@@ -350,7 +351,7 @@ class FramePasses(PreparedPasses):
         return {name: types[name] for name in self._log_columns()}
 
     def _expected_rows(self, good: int) -> dict[str, Any]:
-        """Returns the argument `expected_rows` of `publish`; no argument if the number of rows is unknown."""
+        """Returns the argument `expected_rows` of `publish` as a dict, which is empty if it is unknown."""
         adds = self._plan.config.negatives is not None or not self._plan.keeps_rows
         return {} if adds or self._plan.is_divided else {"expected_rows": good}
 
@@ -480,7 +481,7 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
 def _is_valid(settings: Impressions) -> Column:
     """Returns the condition that an impression has all fields that the join needs.
 
-    Rows that only report an unreadable file do not meet it either.
+    The condition is false for the rows by which tasks report files that cannot be read.
     """
     names = [USER_KEY, ITEM_KEY, _POSITION, *([EVENT_TIME] if settings.time else [])]
     return reduce(and_, (F.col(name).isNotNull() for name in names))

@@ -298,7 +298,7 @@ def write_vocabulary(
         index: index of the request. The file names contain it.
         request: the request for the vocabulary.
         entries: all entries that have an id or may get one.
-        rare: one summary per bucket of the rare values that other tasks have written.
+        rare: the summaries of the rare values that other tasks have written, one summary for each bucket.
     """
     whole = entries if request.fixed_values is not None else assign_ids_of_column(entries, _rule(request))
     has_id = pc.is_valid(whole["id"])
@@ -449,7 +449,7 @@ def _figures(
     name: str,
     bucket: Bucket,
 ) -> list[str]:
-    """Returns the figures of one column and bucket as JSON: a summary for each of `days`, and a comparison.
+    """Returns, as JSON, a summary for each of `days` and the comparison, for one bucket of a column.
 
     If the column is not compared, the comparison is missing.
     """
@@ -459,12 +459,12 @@ def _figures(
     # have the same files.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
-    # Besides one sum per summarised day, there is one for the remaining training days, and one for the
-    # compared day.
+    # Each summarised day has its own sum. For the comparison, the remaining training days share one sum, and
+    # the compared day has one.
     of_train = {counts.files for counts in train}
     side_of = {files: side for side, files in enumerate(summarised)}
     side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}
-    # The sums have only the columns that are needed, because each column takes memory and time.
+    # Make no more sums than needed, because each sum takes memory and time.
     sides = max(side_of.values()) + 1
     sums, nulls = Sums(sides), dict.fromkeys(summarised, 0)
     for counts in {counts.files: counts for counts in (*days, *others)}.values():

@@ -20,7 +20,7 @@ from conf.lazy_imports import F, Window
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# The order in which values get ids. Values are ordered by their UTF-8 bytes.
+# Sort order in which values get ids. Values with equal counts are sorted by their UTF-8 bytes.
 _ORDER = (("count", "descending"), ("value", "ascending"))
 
 

@@ -126,7 +126,7 @@ class ExactSums:
         return ExactSums(self.rows + other.rows, self.total + other.total, self.squares + other.squares)
 
     def moments(self) -> Moments:
-        """Returns the number of rows, and the mean and standard deviation of their values."""
+        """Returns the number of rows, and the mean and standard deviation of the values."""
         return _moments(self.rows, self.total, self.squares)
 
 
@@ -238,7 +238,7 @@ def quantile_position(probability: float, values: int) -> int:
 def quantiles_of_counts(
     parts: Callable[[], Iterable[tuple[pa.Array, np.ndarray]]], probabilities: Sequence[float]
 ) -> list[float]:
-    """Returns quantiles of the values of several parts; an empty list if there are no values.
+    """Returns quantiles of values that are divided into parts; an empty list if there are no values.
 
     The quantile of the probability p is the smallest value v such that at least the share p of the values is
     <= v. If there are more than _HELD_VALUES values, two passes read them again instead of keeping them in
@@ -246,7 +246,7 @@ def quantiles_of_counts(
     contain a quantile.
 
     Args:
-        parts: returns the (values, counts) of each part, each time it is called.
+        parts: function that yields (values, counts) for each part. It may be called several times.
         probabilities: the probabilities of the quantiles.
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []

@@ -101,7 +101,7 @@ def write_counts(
             compression="zstd",
             use_dictionary=["column"],
             column_encoding=DELTAS,
-            # No reader searches for a value or a count, so only this column needs statistics.
+            # Readers search only for the name of a column, so the values and the counts need no statistics.
             write_statistics=["column"],
         ) as writer,
     ):
@@ -250,8 +250,8 @@ class Counts:
 
     Attributes:
         files: (path, day) of each file of value counts. The day is a number of days since 1970-01-01.
-        latest: the last of these days in days since 1970-01-01. If an earlier workflow is extended and
-            includes a later day, this later day.
+        latest: the last of these days, as a number of days since 1970-01-01. If an earlier workflow is
+            extended and includes a later day, `latest` is that day.
         values: maps each column to the sum, over all files, of the number of distinct values in a file. This
             is an upper bound for the number of distinct values on all days.
     """

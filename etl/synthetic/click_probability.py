@@ -15,8 +15,9 @@ The click probability of a row depends only on the fields and the day of the row
 
 The first sum is over the pairs of columns in INTERACTIONS. A taste is a table with one logit for each pair of
 categories of two columns. The second sum is over the columns in LEVEL_SLOPES, whose codes are scaled to
-levels in [-0.5, 0.5]. The third sum is over the columns in LOG_SLOPES. An empty field has its own row or
-column in a taste, and adds 0 to the other sums.
+levels in [-0.5, 0.5]. The third sum is over the columns in LOG_SLOPES. These two constants also contain the
+slope of each column, and LOG_SLOPES the centre. An empty field has its own row or column in a taste, and adds
+0 to the other sums.
 
 The logit is rounded to a multiple of 1/256 and limited to the range from -8 to 8 - 1/256, so there are 4096
 possible probabilities. So the exact AUC of a day can be computed from two counts for each probability: the

@@ -42,8 +42,8 @@ class ClickLogKind:
         blocks: function that yields the lines and the summary of each block of a file. Its arguments are the
             configuration, the day and the index of the file. Summaries have an attribute `rows`, and can be
             added to each other.
-        facts: function that returns the facts for a day's manifest, such as `best_auc`. Its arguments are the
-            configuration, the day and the sum of the summaries of all files.
+        facts: function that returns the entries of `facts` in a day's manifest, such as `best_auc`. Its
+            arguments are the configuration, the day and the sum of the summaries of all files.
     """
 
     layout: LogLayout
@@ -160,7 +160,7 @@ def _publish(partition: Partition, config: Generate, files: list[RawFile]) -> Ma
 def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
     """Deletes generated files that the manifest does not list.
 
-    Other tools may read every file in the folder.
+    Otherwise tools that ignore the manifest and read every file in the folder would read them too.
     """
     current = {file.path for file in manifest.files}
     for info in file_io.list_files(partition.path):

@@ -250,7 +250,7 @@ def impression_blocks(
 def impression_facts(
     layout: ImpressionLayout,
 ) -> Callable[[Generate, date, ImpressionCounts], dict[str, Any]]:
-    """Returns a function that computes the facts for a day's manifest, such as `best_auc`.
+    """Returns a function that computes the entries of `facts` in a day's manifest, such as `best_auc`.
 
     The function's arguments are the configuration, the day and the summary of all rows of the day.
     """

@@ -408,7 +408,7 @@ def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[byt
 def column_texts(
     world: DisplayWorld, drawn: Displays, start_ms: int, first_display: int
 ) -> list[pa.StringArray]:
-    """Returns the texts of the label, and of each column in COLUMNS in the same order.
+    """Returns one array of texts per column: first the label, then the columns in the order of COLUMNS.
 
     Args:
         world: documents, ads, users and tastes of the day.

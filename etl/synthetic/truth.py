@@ -35,7 +35,8 @@ The generator also rounds the logit of a row to a multiple of 1/256, and limits 
 to 8 - 1/256. This module leaves out both steps. Rounding changes the mean by about 1e-6. The lower limit
 raises the mean by less than 4e-4, and only for pairs that are almost never clicked.
 
-The products over all items are computed as complex64. This changes a probability by less than 1e-6.
+The products of characteristic functions are computed as complex64. This changes a probability by less than
+1e-6.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class ExpectedClicks:
         self._items: Complexes64 = items.astype(np.complex64)  # (items, F)
         *outer, left, right = [self._factors(taste) for taste in _of_side("user")]
         self._outer, self._left, self._right = outer, left, right
-        # The last two tastes give each item a pair of levels. Compute its index in a table of all such pairs.
+        # Each item has a pair of levels in the last two tastes. Compute the pair's index among all pairs.
         self._pairs_of_items: Ints = left.levels * right.of_level.shape[1] + right.levels
 
     def of_user(self, user: int) -> Floats:
@@ -259,7 +260,7 @@ class Exposure:
         ]
 
     def shares_of_users(self, users: Ints) -> Floats:
-        """Returns, for each user, the probability that an impression of the day is this user's: (users,)."""
+        """Returns for each user the probability that an impression of a day is for this user, (users,)."""
         return self._user_shares[users]
 
     def of_user(self, user: int) -> Floats:

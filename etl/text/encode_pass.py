@@ -77,7 +77,15 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The data for all tasks: row source, fitted chains with the tables they look up, and output columns."""
+    """The data that each task needs: the source of the rows, and what it computes from the rows.
+
+    Attributes:
+        source: reads the rows of a file split.
+        chains: the fitted chains of operators.
+        spec: the columns of the feature table.
+        tables: the tables in which steps of the chains look up values.
+        row_group_rows: maximum number of rows of a row group.
+    """
 
     source: RowSource
     chains: tuple[FittedChain, ...]
@@ -135,7 +143,7 @@ def _encode_group(on_gpus: GpuTasks, tasks: TaskArguments[EncodeTask], encoding:
 def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
     """Runs in a worker: writes the features of one file split to a new file.
 
-    Returns the name of the file (storage.publish.with_footer).
+    Returns the path of the file with a description of its footer (storage.publish.with_footer).
 
     Raises:
         DataError: a feature is null.
@@ -149,9 +157,9 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
             file.sink,
             encoding.schema,
             compression="zstd",
-            # Row_ids are distinct, so a dictionary would only cost time. Their differences are small, and are
-            # stored instead. Lists take less time and space without a dictionary, because the compression
-            # removes the repetitions of whole lists.
+            # Row_ids are distinct, so a dictionary would only cost time. Store their differences, which are
+            # small. Lists take less time and space without a dictionary, because the compression removes the
+            # repetitions of whole lists.
             use_dictionary=[
                 field.name
                 for field in encoding.schema
@@ -164,7 +172,7 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
         for first_row, parsed in _parsed_blocks(task, encoding.source, names):
             pending.append((first_row, parsed))
             pending_bytes += parsed.bytes
-            # keep this equal to the condition in `saved_runs`
+            # `saved_runs` has the same condition, so change both together
             if pending_bytes + parsed.bytes // 2 >= FILE_SPLIT_BYTES:
                 _write(writer, pending, encoding, task)
                 pending, pending_bytes = [], 0
@@ -188,7 +196,7 @@ def _parsed_blocks(
 
 
 def rows_in(block: ParsedBlock, lines: tuple[int, int] | None, lines_before: int) -> ParsedBlock:
-    """Returns the rows of a block whose lines in the file split are between two bounds.
+    """Returns those rows of a block whose lines are in a range of lines of the file split.
 
     Args:
         block: a block of the file split.

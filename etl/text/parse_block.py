@@ -124,7 +124,7 @@ def _leave_out_erased(users: Values, erased: ErasedUsers, reasons: RejectedRows)
 
 
 def _hide_erased(block: RawBlock, separator: str, erased: ErasedUsers, rejected: Rejections) -> Rejections:
-    """Returns rejected lines, with the reason ERASED if a field of the line is the id of an erased user."""
+    """Returns the rejected lines. Lines with the id of an erased user in a field get the reason ERASED."""
     reasons = (*rejected.reasons, ERASED)
     codes = rejected.codes.copy()
     others = np.flatnonzero([reasons[code] != ERASED for code in codes.tolist()])

@@ -1,4 +1,4 @@
-"""Publishes the results of the passes for a day: quarantine, value counts and features."""
+"""Publishes what the scan pass and the encode pass compute for a day: quarantine, value counts, features."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def publish_counts(
 ) -> None:
     """Publishes the files of value counts that the summaries of a day refer to.
 
-    If the day is divided into splits, each file has the label of its split.
+    If the day is divided into splits, the manifest contains the split of each file.
 
     Args:
         plan: the plan of the run.

@@ -1,6 +1,7 @@
-"""Stores the good rows of a log until they are prepared: in the lake for Spark, on the local disk for tasks.
+"""Stores the good rows of a log (those that pass all checks) until they are prepared.
 
-In the lake, the scan pass writes one file per file split. Every worker of a cluster can read this file.
+If Spark prepares the rows, they are stored in the data lake, in one file per file split. Every worker of a
+cluster can read this file. If tasks on this machine prepare the rows, they are stored on the local disk.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def spilled_lines(folder: Path, name: str, buckets: int) -> np.ndarray:
 
     Args:
         folder: the folder of temporary files of the workers.
-        name: the name of the stored rows.
+        name: the attribute `name` of the Spill with which the rows were stored.
         buckets: number of buckets.
     """
     lines = [np.zeros(0, np.int64)]

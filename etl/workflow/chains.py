@@ -200,8 +200,8 @@ def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
         )
 
 
-# Describes feature groups and chains by uniform texts. They are used to compute digests and to compare
-# configurations.
+# Returns descriptions of feature groups and chains, which are equal for equal groups and chains. The
+# descriptions are used to compute digests and to compare configurations.
 
 # Parameters that may change when a workflow is extended, because they do not change the id of any value.
 _MAY_CHANGE = ("min_count", "max_size", "max_age_days")
@@ -325,8 +325,8 @@ class FittedChain:
             arrays: one array of n values per input. Arrays, and the elements of lists, may be
                 dictionary-encoded.
             tables: the tables that steps look up.
-            dtypes: maps each feature to return to its dtype. If it is None, all outputs are returned with the
-                types that the steps return.
+            dtypes: maps each feature to return to its dtype. If `dtypes` is None, all outputs are returned
+                with the types that the steps return.
             place: day, split and row ids of the rows; None for rows that are not training rows.
         """
         values = self.values(arrays, tables, place)
@@ -397,7 +397,7 @@ class FittedChain:
         return super().__reduce_ex__(protocol)
 
     def _extensions(self) -> list[Plugin | None]:
-        """Returns the plug-in that adds each step's operator; None for an operator of etl/operators."""
+        """Returns, for each step, the plug-in that adds its operator; None for operators of etl/operators."""
         return [operator_extension(step.name) for step in self.steps]
 
 

@@ -1,4 +1,4 @@
-"""The plan of a run: its configuration, which build_features resolves and checks at its start.
+"""The plan of a run: its configuration after build_features has resolved and checked it.
 
 The plan also says which tables of Spark's catalogue the run copies, and for which days.
 """
@@ -302,8 +302,8 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
     If the section `users` is set, features in the scope `user` must be computed from columns of this table.
     In the same way, the section `items` restricts the features in the scope `item`. If the section
     `negatives` is set, features in the scope `item` must not read columns of the log. Features of users and
-    items must not read the position of an impression, because a position belongs to a row. Features in the
-    scope `item` may read the columns of `last_values`, but then no other column of the log.
+    items must not read the position of an impression, because it is different for each row of a user or item.
+    Features in the scope `item` may read the columns of `last_values`, but then no other column of the log.
     """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]
@@ -352,8 +352,8 @@ def _require_values_of_items(
     """Raises ConfigError if a feature of users or of the context is computed from last values of items.
 
     Also raises ConfigError if a feature of items is computed from last values and from columns of the log,
-    because these values come from different events. Without a table of items, lists are scored with the last
-    values up to the run date, but with the other columns of the item's latest row.
+    because these values come from different events. Without a table of items, the items in the lists of users
+    are scored with their last values up to the run date, but with the other columns of their latest rows.
 
     Args:
         config: the configuration of the run.
@@ -393,7 +393,8 @@ def _require_positions_in_context(config: Config, sources: Mapping[str, tuple[st
         raise ConfigError(
             f"scopes.user and scopes.item list {wrong}, which are computed from {column} "
             "(serving.impressions.row_column), the position of one impression",
-            f"list these features in scopes.context, and set score.context.{column}, such as 1",
+            f"list these features in scopes.context, and set score.context.{column} to the position with "
+            "which lists are scored, such as 1",
         )
 
 

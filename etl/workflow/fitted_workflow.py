@@ -98,7 +98,7 @@ class LocalWorkflow:
         return self._encoded(rows, features, None)
 
     def encode_training(self, rows: pa.Table) -> pa.Table:
-        """Does the same as `encode_table` for all rows on which the workflow was fitted, in the same order.
+        """Returns the features of `rows`, which are all rows on which the workflow was fitted, in that order.
 
         Unlike in `encode_table`, target encodings are out of fold.
         """
@@ -215,7 +215,7 @@ def workflow_exists(lake: LakePaths, version: str) -> bool:
 
 
 def has_chains(lake: LakePaths, version: str) -> bool:
-    """Returns whether the lake has the version in a format with chains. Early releases wrote another format.
+    """Returns whether a version exists in a format that contains chains, unlike the format of early releases.
 
     Raises:
         DataError: the file of the version is damaged.
@@ -260,7 +260,7 @@ def _require_parts(stored: dict[str, Any]) -> None:
     typed(stored, latest=(int, NoneType))
     for name in stored["tables"]:
         if "/" in name or file_io.leaves(name):
-            raise ValueError(f"it names the table {name!r}, which is not in the folder of the version")
+            raise ValueError(f"the table {name!r} in `tables` is not in the folder of the version")
     for facts in stored["vocabularies"].values():
         typed(facts, entries=int)
     parts_of(stored)

@@ -98,7 +98,7 @@ def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
     missing = [name for name in names if name not in rows.column_names]
     if missing:
         raise DataError(
-            f"the rows lack the columns {missing}; of the columns that are read, they have "
+            f"the rows lack the columns {missing}; of all columns that are needed, they have "
             f"{rows.column_names}",
             "add these columns, with the names of the log; a column of nulls means that its values are "
             "not known",

@@ -249,7 +249,7 @@ def environment() -> dict[str, str]:
     stray = (
         "SPARK_HOME",
         "PYSPARK_DRIVER_PYTHON",
-    )  # not passed on, because they may name other jars and packages
+    )  # do not pass these variables on, because they may name other jars and packages
     kept = {name: value for name, value in os.environ.items() if name not in stray}
     return {**kept, "PYSPARK_PYTHON": sys.executable}
 
@@ -394,7 +394,7 @@ class Application:
     _used: bool = False
 
     def prepare(self, *, train: bool) -> None:
-        """Starts the child process, its JVM, and the imports that a training needs. See `Launcher`."""
+        """Starts the child process, which starts a JVM and imports modules for a training. See `Launcher`."""
         self.submission.require_profile(submits=False)
         self._modules = _TO_TRAIN if train else ()
         self._start()

@@ -271,7 +271,7 @@ def _shown(impressions: Mapping[str, Any]) -> str:
 
 
 def _new_users(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the figures for users who are new to the model; empty if they are missing."""
+    """Returns the measures of the lists of users who are new to the model; empty if they are missing."""
     return (facts.get("cold_start") or {}).get("new_users", {}).get("lists", {})
 
 
@@ -295,12 +295,12 @@ def _number(name: str, value: Any, digits: int = 4) -> str:
 
 
 def _short(version: str | None) -> str | None:
-    """Returns the first half of a version, which is enough to distinguish the versions of a run."""
+    """Returns the first half of a version's name, which is enough to distinguish the versions of a run."""
     return version and version[:8]
 
 
 def _phrase(noun: str, *words: Any) -> str:
-    """Returns the noun and the words that are not empty; an empty text if all words are empty."""
+    """Returns the noun, followed by the words that are not empty; an empty text if all words are empty."""
     present = [str(word) for word in words if word]
     return " ".join([noun, *present]) if present else ""
 

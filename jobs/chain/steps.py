@@ -114,10 +114,10 @@ class RunPlan:
         return bool(champion["workflow_version"] != challenger["workflow_version"])
 
     def _lacks_blend(self) -> bool:
-        """Returns whether score.blend=auto is set, but the champion has no blend for these sources.
+        """Returns whether score.blend=auto is set, but no blend of the champion and the sources is recorded.
 
-        If the validation split of a date had no clicks, the record of that date contains no blend (`users` is
-        0). If there is no other record, this run learns a blend.
+        The sources are those of the section `candidates`. A record in which `users` is 0 does not count: on
+        its date, the validation split had no clicks from which a blend could be learned.
         """
         if self.config.score.blend == "none":
             return False

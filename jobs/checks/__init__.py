@@ -208,7 +208,7 @@ def _check_impressions(config: Config) -> None:
 
 
 def _check_measures(config: Config, feature_plan: FeaturePlan) -> None:
-    """Raises ConfigError if the lists leave out the items that they are compared with.
+    """Raises ConfigError if the lists leave out all items of the clicks with which they are compared.
 
     This check does not apply to configurations with features of scope `pair`, because they make no lists.
     """
@@ -237,7 +237,7 @@ def _check_segments(config: Config, feature_plan: FeaturePlan) -> None:
         if segment not in known:
             raise ConfigError(
                 f"candidates.sources: segment={segment!r} is neither a feature of scope user nor a "
-                f"column of candidates.user_attributes; these are {known}",
+                f"column of candidates.user_attributes; the possible names are {known}",
                 "write one of these names as `segment`",
             )
 
@@ -323,7 +323,7 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
 
 
 def check_sinks(config: Config, profile: str) -> None:
-    """Checks that the user, password, driver and catalogue of each sink exist where they are configured.
+    """Checks that the user, password, driver and catalogue to which the settings of each sink refer exist.
 
     Args:
         config: the configuration, with the sinks in its section `deliver`.

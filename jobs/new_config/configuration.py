@@ -70,8 +70,9 @@ _VAGUE_NAMES = {
     "home",
     "tmp",
 }
-# For a log of choices, `init` writes the settings of benchmarks/lists.yaml, which were measured on several
-# logs (docs/decisions/sequence-models.md#0129). `_ROWS_OF_A_TRAINING` is the approximate number of rows that
+# A log of choices contains only rows with items that users chose. For such a log, `init` writes the settings
+# of benchmarks/lists.yaml, which were measured on several logs (docs/decisions/sequence-models.md#0129).
+# `_ROWS_OF_A_TRAINING` is the approximate number of rows that
 # a training reads in all epochs together. A training has two to sixteen epochs, and takes some minutes.
 _ROWS_OF_A_TRAINING = 3_200_000
 _HISTORY_LENGTH = 20
@@ -134,7 +135,8 @@ def _joined_tables(wishes: Wishes, log: NewLog, config: NewConfig) -> _Joined:
             continue
         if key is None:
             raise ConfigError(
-                f"the log has no column for the key of --{section}", f"name it: --{section[:-1]} COLUMN"
+                f"no column of the log looks like the ids of the table of {section} (--{section})",
+                f"pass the column of the log as --{section[:-1]} COLUMN",
             )
         table = open_new_table(location, [*taken, "history"])
         key_column = key_of(table, key)
@@ -154,13 +156,13 @@ def _joined_tables(wishes: Wishes, log: NewLog, config: NewConfig) -> _Joined:
 
 
 def _with_addresses(table: NewTable, config: NewConfig) -> NewTable:
-    """Returns the table of users with its columns of e-mail addresses, which are declared but no features."""
+    """Returns the table of users, with e-mail addresses declared as texts that do not become features."""
     addresses = [one for one in table.columns if has_addresses(one.sampled)]
     names = [one.name for one in addresses]
     for one in addresses:
         config.choose(
             f"users.columns has {one.sampled.source}",
-            f"it has e-mail addresses: user_columns: [{one.name}] of a CSV sink delivers them",
+            f"it has e-mail addresses, which a CSV sink with user_columns: [{one.name}] delivers",
         )
     columns = [replace(one, type="string") if one.name in names else one for one in table.columns]
     return replace(table, columns=tuple(columns), addresses=tuple(names))
@@ -233,7 +235,7 @@ def _add_tables(name: str, wishes: Wishes, log: NewLog, joined: _Joined, config:
         unit = log.time.sampled.unit
         of_day = {} if log.time_of_day is None else {"time_of_day": log.time_of_day.name}
         if has_local_times(log.time.sampled):
-            why = "times without an offset; --time-zone names the zone of their clocks"
+            why = "the times have no offset; --time-zone sets their time zone"
             config.choose(f"log.time_zone: {wishes.time_zone}", why)
         log_section["event_time"] = {"column": log.time.name, **of_day, **({"unit": unit} if unit else {})}
     sections["log"] = log_section
@@ -269,8 +271,8 @@ def _keys(user: NamedColumn, item: NamedColumn, log: NewLog, config: NewConfig) 
     if anonymous > _FEW_ANONYMOUS:
         section["rows_without_user"] = "leave_out"
         config.notes["keys"] = (
-            f"{anonymous:.1%} of the rows read have no user. They are counted and left out: models and lists "
-            "are for users. Without rows_without_user, a run stops if they are more than "
+            f"{anonymous:.1%} of the rows read have no user. They are counted and left out, because models "
+            "and lists need users. Without rows_without_user, a run stops if their share is above "
             "quality.max_bad_share."
         )
         config.choose(
@@ -306,7 +308,7 @@ def _zone(wishes: Wishes, log: NewLog) -> str | None:
 
 
 def _attributes_of_log(log: NewLog, joined: _Joined) -> list[NamedColumn]:
-    """Returns the other columns of the log that become features.
+    """Returns the columns of the log that have no role, such as user or time, and become features.
 
     In a log of choices, these are the attributes of users. An item that a user did not choose has no row, so
     such a log has no attributes for it.
@@ -318,7 +320,7 @@ def _attributes_of_log(log: NewLog, joined: _Joined) -> list[NamedColumn]:
 
 
 def _other_columns(log: NewLog) -> list[NamedColumn]:
-    """Returns the columns of the log without a role."""
+    """Returns the columns of the log that are not used as user, item, time, group or label."""
     roles = {one.name for one in (*log.keys, *log.times, log.group, log.label_column) if one is not None}
     return [one for one in log.table.columns if one.name not in roles]
 
@@ -448,7 +450,7 @@ def _choose_attributes(
 
 
 def _why_left_out(column: NamedColumn, log: NewLog, joined: _Joined) -> str:
-    """Returns the reason why a column of a log of choices is no feature."""
+    """Returns the reason why a column of a log of choices does not become a feature."""
     is_feature = isinstance(feature_of(column, log.rows), NewFeature)
     if is_feature and "users" in joined and log.user and depends_on(column.sampled, log.user.sampled):
         return "attributes of users come from the table of users (--users): add it there"
@@ -470,7 +472,7 @@ def _features_of_tables(joined: _Joined, scopes: dict[str, list[str]], config: N
                 feature = "it has e-mail addresses"
             shown = [what for what, name in table.titles.items() if name == column.name]
             if shown:
-                feature = f"people read it: it is the {shown[0]} of the item"
+                feature = f"it is the {shown[0]} of the item, which is only shown to people"
             if isinstance(feature, str):
                 config.left_out.append((section, column.sampled.source, feature))
                 continue
@@ -506,8 +508,8 @@ def _model(log: NewLog, config: NewConfig) -> None:
     all_rows = log.table.sample.all_rows
     small = all_rows is not None and all_rows < _SMALL_ROWS
     if log.is_of_choices:
-        # A batch also counts the rows that `negatives` added, but the training does not use these rows. So
-        # the batch size is larger.
+        # The batch size also counts the rows that the section `negatives` adds, but this model is not trained
+        # on them. So set a larger batch size.
         drawn = config.sections["negatives"]
         rows_of_choice = 1 + (drawn["per_positive"] if drawn.get("train", True) else 0)
         config.sections["model"] = {

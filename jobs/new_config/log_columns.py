@@ -224,7 +224,7 @@ def _times_of(
     """Returns the column of the time, and the column of the time of day if the time has only dates.
 
     Args:
-        wish: `--time`, which may name the column with the whole time, the date, or the time of day.
+        wish: `--time`: a column with dates and times, with dates, or with times of day; None if not given.
         table: the log.
         roles: what its columns mean by their names or their order.
 
@@ -240,7 +240,7 @@ def _times_of(
             raise ConfigError(
                 f"--time {wish}: the column has times of day such as {times[0].examples[0]!r}, but no column "
                 "of the log has their dates",
-                "name a column with dates or with whole times, or add one to the log",
+                "pass a column with dates, or with dates and times, as --time; or add one to the log",
             )
         times, of_day = dates, times[0]
     time = table.column(times[0].source) if times else None
@@ -327,7 +327,8 @@ def _choose_roles(
     config.choose(f"clicks: {_clicks_of(label)}", label.why)
     if label.left_out and not label.has_shown:
         config.choose(
-            f"left out: the events {list(label.left_out)}", "they do not say that the user chose the item"
+            f"left out: the events {list(label.left_out)}",
+            "these events do not show that the user chose the item",
         )
 
 

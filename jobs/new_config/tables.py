@@ -47,7 +47,7 @@ _FEWEST_LATER_ROWS = 20
 _BETWEEN_SHARE = 0.8
 # A table is joined by a column only if the column contains at least this share of the log's ids.
 _JOINED_SHARE = 0.2
-# A column of the log becomes its key if a table of attributes has at least this share of the column's ids.
+# A column of the log becomes a key of the log if a table of attributes has at least this share of its ids.
 _CERTAIN_SHARE = 0.5
 
 
@@ -179,7 +179,7 @@ def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:
         raise ConfigError(
             f"no column of {table.sample.path.files[0]} has the values of the log's column "
             f"{key.sampled.source!r}, such as {key.sampled.examples[0] if key.sampled.examples else ''!r}",
-            "pass the table with one row for each of them, or name the key of the log with --user or --item",
+            "pass a table with one row for each value, or another column of the log as --user or --item",
         )
     return best
 
@@ -201,7 +201,7 @@ def key_by_table(table: NewTable, columns: Iterable[SampledColumn]) -> SampledCo
 
 
 def _best_match(table: NewTable, key: SampledColumn) -> tuple[NamedColumn | None, float]:
-    """Returns the column of a table that has the largest share of the values of a key, and this share."""
+    """Returns the column of a table that contains the largest share of a key's values, and this share."""
     ids = _texts(key.values).unique()
     best, most = None, 0.0
     for column in table.columns:
@@ -268,7 +268,7 @@ def feature_of(column: NamedColumn, rows: int) -> NewFeature | str:
 
 
 def _is_amount(column: SampledColumn) -> bool:
-    """Returns whether the values are amounts, such as a duration, and not numbers of rows or ids."""
+    """Returns whether the values are amounts, such as durations, and neither row numbers nor ids."""
     if column.type != "int":
         return column.type == "float"
     if is_id_name(column.source) or re.fullmatch(r"c\d+", column.source):
@@ -335,7 +335,8 @@ def _first_days(codes: np.ndarray, days: np.ndarray) -> np.ndarray:
 def differs_by(column: SampledColumn, key: SampledColumn) -> bool:
     """Returns whether numbers vary mostly between keys and little within a key, like the prices of items.
 
-    The share is adjusted for the number of keys, so random numbers have a share of about 0.
+    This is so if the share of the variance between keys is at least `_BETWEEN_SHARE`. The share is adjusted
+    for the number of keys, so that it is about 0 for random numbers.
     """
     if key.distinct > 0.5 * max(len(key.values), 1):
         return False

@@ -26,7 +26,7 @@ ways:
 
 * **Without a preparation**, tasks read the raw log twice: the scan pass publishes the quarantine and counts
   values, and the encode pass writes the features.
-* **With a preparation**, the scan pass stores the valid rows. On one machine, it divides them by user into
+* **With a preparation**, the scan pass stores the good rows. On one machine, it divides them by user into
   buckets, and each task prepares the rows of one bucket of a day. On a cluster, Spark prepares the rows of a
   day. The prepared rows are written to the table `prepared`. Further tasks count values and compute features
   from the files of this table.
@@ -39,9 +39,9 @@ Rows need a preparation in three cases:
 
 ## The shipped configurations
 
-This table shows the decisions of two functions that jobs call: `road_of` in `etl/passes.py` for
-the log, and `frames_needed` in `scoring/candidates/candidate_tables.py` for the candidates. *All jobs of a
-run* are the jobs that `nightly --retrain` starts on one machine.
+The program that writes this table calls the same functions as the jobs: `road_of` in `etl/passes.py` decides
+how a log is read, and `frames_needed` in `scoring/candidates/candidate_tables.py` decides how candidates are
+computed. *All jobs of a run* are the jobs that `nightly --retrain` starts on one machine.
 
 | configuration | format | split | prepared | on one machine | on a cluster | candidates | all jobs of a run |
 |---|---|---|---|---|---|---|---|
@@ -86,7 +86,7 @@ _END = """
 Spark, the published candidates are the same, up to rounding of the scores.
 """
 
-_ROWS = "100 bytes for each row or list entry are more than half of the free memory"
+_ROWS = "the rows or list entries need more than half of the free memory (100 bytes are counted for each)"
 _ON_CLUSTER = "Spark's workers run the tasks, as above"
 _JOBS = (
     ("all jobs that read rows", "`workflow.engine` is not `auto`", "leave it at `auto`"),

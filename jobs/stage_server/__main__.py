@@ -47,7 +47,7 @@ def main() -> NoReturn:
     """Runs the stages, and ends the process."""
     profile, answers = sys.argv[1], int(sys.argv[2])
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
-    start_server_early()  # this server forks the processes that read the log in the first stage
+    start_server_early()  # starts the server that forks the processes that read the log in the first stage
     requests = _Requests()
     if cores_without_jvm() is None:  # otherwise, only a stage that needs a JVM starts one
         threading.Thread(target=_start_jvm, daemon=True).start()
@@ -71,7 +71,7 @@ def _run(
     if importing.ident is None:
         if len(sys.argv) > 3:
             mlflow_process.start()
-        importing.start()  # not earlier, because this thread would delay the imports above
+        importing.start()  # start the thread only now, because it would delay the imports above
     try:
         parser = job_parser(job, description)
         add_wait(parser)

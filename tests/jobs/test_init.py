@@ -104,7 +104,7 @@ def test_the_file_says_what_was_left_out_and_is_not_replaced(
 ) -> None:
     assert _init("--items", "items.csv") == 0
     text = (shop / "shop.yaml").read_text()
-    assert "items.title, because people read it: it is the title of the item" in text
+    assert "items.title, because it is the title of the item, which is only shown to people" in text
     config = load_config("shop.yaml")
     assert config.items is not None
     assert (config.items.title, config.items.image) == ("title", None)

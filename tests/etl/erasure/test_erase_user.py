@@ -501,7 +501,7 @@ def test_a_folder_without_tables_is_no_lake(original: Config, tmp_path: Path) ->
     """With a wrong path, the job must not say that users were removed."""
     config = original.model_copy(update={"lake": str(tmp_path / "wrong")})
     for dry_run in (True, False):
-        with pytest.raises(DataError, match="wrong has no tables, so nobody was erased"):
+        with pytest.raises(DataError, match="wrong contains no tables, so no user was erased"):
             run(RunContext("erase_user", config, RUN_DATE), [USER], dry_run=dry_run)
     assert not (tmp_path / "wrong").exists()
 
