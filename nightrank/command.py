@@ -90,7 +90,8 @@ def find_project() -> Path | None:
                 f"run `make setup` in a checkout, or `nightrank setup --folder {named}`",
             )
         return Path(named).absolute()
-    # A checkout contains its environment, and so does an unpacked archive for clusters.
+    # If this process runs in the environment of a checkout, or in that of the archive for clusters, the
+    # parent folder of the environment is the project.
     return next((folder for folder in (Path(sys.prefix).parent, default_folder()) if _is_ready(folder)), None)
 
 

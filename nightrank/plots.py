@@ -284,8 +284,8 @@ def principal_components(vectors: ArrayLike) -> Components:
 
     The vectors are centred and not scaled. The components are eigenvectors of the covariance matrix, whose
     size does not depend on the number of vectors (I. Jolliffe, Principal Component Analysis, 2002, chapter
-    1). The entry of a component with the largest absolute value is made positive, so equal vectors always
-    have the same map.
+    1). The sign of a component is chosen so that its entry with the largest absolute value is positive, so
+    equal vectors always have the same map.
 
     Args:
         vectors: (N, E) finite numbers.

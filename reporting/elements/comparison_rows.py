@@ -1,4 +1,4 @@
-"""Formats the rows of the table of a comparison (of models and settings) as texts."""
+"""Formats a comparison of models and settings as the rows of a table of texts."""
 
 from __future__ import annotations
 

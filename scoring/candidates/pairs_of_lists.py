@@ -1,4 +1,4 @@
-"""Lists of integers as pairs of row number and value, without torch and scipy."""
+"""Converts lists of integers to pairs of row number and value, without torch and scipy."""
 
 from __future__ import annotations
 

@@ -49,7 +49,11 @@ def _experiment_lead(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> H
     ]
     if facts.get("idle_because"):
         words.append(
-            tag("strong", f"The control serves all users, because {facts['idle_because']}. ", class_="warn")
+            tag(
+                "strong",
+                f"The control model serves all users, because {facts['idle_because']}. ",
+                class_="warn",
+            )
         )
     if measured.get("stops_on"):
         words.append(
