@@ -115,7 +115,7 @@ def _features_with_ids_of(history: str, workflow: Workflow) -> list[str]:
 
 @contextmanager
 def _named(split: Split) -> Iterator[None]:
-    """Adds the name of the frame to error messages about its rows."""
+    """Adds the split of the rows (train or validation) to error messages."""
     try:
         yield
     except DataError as error:

@@ -181,6 +181,8 @@ class Lake:
     def champion(self, date: Date | None = None, *, use_refit: bool | None = None) -> Model:
         """Returns the model that served on a date: the champion, or its refit.
 
+        A refit is the champion, trained again on the rows of all splits.
+
         Args:
             date: the run date; None for the latest run.
             use_refit: whether the refit of the champion is returned, if there is one. None means the value of

@@ -77,7 +77,7 @@ def draw_history(
 def _draw_measure(
     axes: Axes, measured: Sequence[Mapping[str, Any]], steps: int, name: str, color: str, label: str
 ) -> list[Any]:
-    """Draws a measure of the validation rows. Returns its line in a list, which is empty without values."""
+    """Draws a measure of the validation rows. Returns a list with its line; empty if there are no values."""
     points = [(entry["step"] / steps, entry[name]) for entry in measured if entry[name] is not None]
     return axes.plot(*zip(*points, strict=True), marker="o", color=color, label=label) if points else []
 

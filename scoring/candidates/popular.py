@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SEGMENT = "segment"
 
-# Maximum number of elements of the matrix of users and ranked items, for a batch of users.
+# Maximum number of elements of a matrix with one row per user of a batch and one column per ranked item.
 _MATRIX_ELEMENTS = 1 << 24
 
 
