@@ -56,7 +56,7 @@ __all__ = [
 __version__ = "0.2.0"  # pyproject.toml contains the same version
 
 _ERRORS = "conf.errors"
-# Maps each public name to the module that defines it, and to its name there (None: the same name).
+# Maps each public name to the module that defines it, and to its name in that module (None: the same name).
 _MODULES = {
     "ClickClassifier": ("nightrank.click_classifier", None),
     "ConfigError": (_ERRORS, None),

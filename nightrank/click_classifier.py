@@ -22,7 +22,7 @@ _LABEL = "_label"
 
 
 class ClickClassifier(Estimator):
-    """A model that predicts the probability of a click, trained on a frame.
+    """A model that predicts the probability of a click, trained on a data frame.
 
         model = nightrank.ClickClassifier("dlrm", embedding_dim=8).fit(rows, clicks)
         model.predict_proba(rows)[:, 1]
@@ -35,8 +35,9 @@ class ClickClassifier(Estimator):
     Args:
         model: the architecture: dlrm, dcn_v2, deepfm, din, wide_and_deep, neumf or logistic_regression
             (docs/models.md).
-        features: the groups of features, as for `Workflow`. None: each column is a feature. Numbers are dense
-            features, texts and booleans are ids, and lists are features with several ids.
+        features: the groups of features, as for `Workflow`. None: each column becomes a feature. A
+            column of numbers becomes a dense feature, a column of texts or booleans a feature with one id,
+            and a column of lists a feature with several ids.
         types: the types of columns, as for `Workflow`. They do not change the features that `features=None`
             selects.
         epochs: number of passes over the rows.
@@ -162,7 +163,8 @@ class ClickClassifier(Estimator):
         (Classifiers of scikit-learn return the accuracy, which is of little use if clicks are rare.)
 
         Raises:
-            ConfigError, DataError: see `predict_proba`, or the labels have only one value.
+            ConfigError: `predict_proba` raises this error.
+            DataError: `predict_proba` raises this error, or the labels have only one value.
         """
         click = self.predict_proba(rows)[:, 1]
         return metrics.auc(_clicks_of(labels, self.classes_, len(click)), click)
@@ -203,7 +205,7 @@ def _two_classes(labels: ArrayLike, rows: int) -> tuple[NDArray[Any], NDArray[np
         raise DataError(
             f"the labels have {len(classes)} distinct values: {classes[:5].tolist()}, but a click model "
             "needs two",
-            "pass rows with both labels",
+            "pass labels with exactly two distinct values",
         )
     return classes, _clicks_of(values, classes, rows)
 

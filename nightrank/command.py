@@ -90,7 +90,8 @@ def find_project() -> Path | None:
                 f"run `make setup` in a checkout, or `nightrank setup --folder {named}`",
             )
         return Path(named).absolute()
-    # A checkout contains its environment, and so does an unpacked archive for clusters.
+    # If this process runs in the environment of a checkout, or in that of the archive for clusters, the
+    # parent folder of the environment is the project.
     return next((folder for folder in (Path(sys.prefix).parent, default_folder()) if _is_ready(folder)), None)
 
 
@@ -174,7 +175,7 @@ _BASH = '. "$0/setup/env.sh" && exec python "$@"'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code. If it is a job, the job replaces this process."""
+    """Runs a command and returns its exit code. If the command is a job, the job replaces this process."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and words[0] in commands():
@@ -236,7 +237,7 @@ def _start(command: str, arguments: Sequence[str]) -> NoReturn:
         )
     job = commands()[command]
     script = [f"{home}/jobs/{job}.py"]
-    if job == DOCTOR:  # the packed environment does not contain the doctor
+    if job == DOCTOR:  # setup.doctor is in the project, not in its environment
         script = ["-m", "setup.doctor"]
         os.environ["PYTHONPATH"] = str(home)
     started_by(f"nightrank {command}")

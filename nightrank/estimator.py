@@ -1,4 +1,4 @@
-"""The base class of estimators, with parameters as in scikit-learn, and their training settings."""
+"""The base class of estimators, which handles parameters as scikit-learn does, and training settings."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ class Recipe:
 
     Attributes:
         file: the name of the settings file in conf/models; None for the defaults of the architecture.
-        loss: the loss. Losses that compare vectors use the items of other rows as negatives, so they need no
-            drawn items.
-        drawn: number of items that each epoch draws for each positive row.
+        loss: the loss. Losses that compare vectors use the items of other rows as negatives, so no items
+            are drawn for them.
+        drawn: number of negative items that each epoch draws for each positive row; None for no items.
         user_id: whether the id of the user is a feature.
         history: whether the user's earlier items are a feature of each row.
     """
@@ -201,8 +201,8 @@ def python_value(value: Any) -> Any:
 def operators(kind: pa.DataType) -> dict[str, Any]:
     """Returns the keys `kind` and `ops` of a feature's group, chosen by the Arrow type of its column.
 
-    Numbers are dense features, with nulls replaced by the median. Lists are features with several ids, and
-    all other values are ids.
+    A column of numbers becomes a dense feature, with nulls replaced by the median. A column of lists becomes
+    a feature with several ids, and any other column a feature with one id.
     """
     categorify = [{"categorify": {"min_count": 1}}]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

@@ -115,7 +115,7 @@ def _features_with_ids_of(history: str, workflow: Workflow) -> list[str]:
 
 @contextmanager
 def _named(split: Split) -> Iterator[None]:
-    """Adds the name of the frame to error messages about its rows."""
+    """Adds the split of the rows (train or validation) to error messages."""
     try:
         yield
     except DataError as error:
@@ -171,12 +171,12 @@ def _require_two_labels(labels: pa.Array) -> None:
     if len(distinct) < 2:
         raise DataError(
             f"all {len(labels)} labels are {distinct[0]:g}, so a model could only learn a constant",
-            "pass rows with both labels",
+            "pass rows with label 0 and rows with label 1",
         )
 
 
 def _require_values(features: pa.Table, spec: FeatureSpec) -> None:
-    """Raises DataError if a feature is null. Only lists may be null."""
+    """Raises DataError if a feature is null. Only features that are lists may be null."""
     for feature in (*spec.dense, *spec.categorical):
         nulls = features.column(feature.name).null_count
         if nulls:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-# A function that is called with each entry of a training's history.
+# A function that receives each new entry of the training log, such as the loss of a step.
 Report = Callable[[Mapping[str, Any]], None]
 Frame: TypeAlias = Union["pd.DataFrame", "pl.DataFrame", pa.Table]
 Column: TypeAlias = Union["pd.Series", "pl.Series", pa.ChunkedArray]
@@ -165,13 +165,13 @@ def require_kept(keep: Sequence[str], names: Sequence[object], features: Sequenc
     unknown = [name for name in keep if list(names).count(name) != 1 or list(keep).count(name) > 1]
     if unknown:
         raise ConfigError(
-            f"keep lists {unknown}, but each name must occur once in keep and name one column of the rows",
+            f"`keep` contains {unknown}, but each entry must occur once and be the name of only one column",
             f"choose from the columns {list(names)}",
         )
     taken = [name for name in keep if name in features]
     if taken:
         raise ConfigError(
-            f"keep lists {taken}, but features have these names",
+            f"`keep` contains {taken}, but features have these names",
             "rename the columns, or the features by the operator `rename`",
         )
 

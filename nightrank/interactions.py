@@ -59,8 +59,8 @@ def read_interactions(
     """Returns the interactions of a frame. The other arguments are the names of its columns.
 
     Raises:
-        ConfigError: the rows are not a frame, two of the columns have the same name, or an id column has a
-            name that lists use for another column.
+        ConfigError: the rows are not a frame, two of the columns have the same name, or a column of ids
+            has the name of another column of recommendation lists: position, score or reason.
         DataError: a column is missing; an id or a time is missing, or has an unsupported type; a label is not
             0 or 1; or there are no rows.
     """

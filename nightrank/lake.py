@@ -58,8 +58,8 @@ def open_lake(
         lake: the folder or the URI (`s3:
 
         …`) of the lake, as in the key `lake` of the configuration.
-        config: the configuration file of its jobs. Pass it if `Model.recommend` must apply its business
-            rules, blend and context.
+        config: the configuration file of its jobs. Pass it if `Model.recommend` must apply the
+            business rules, the blend and the context of this file.
         name: the name of the models, if the lake has models of several names. The default is the name in the
             configuration, or the only name in the lake.
 
@@ -126,8 +126,8 @@ class Lake:
 
         Args:
             table: one of these tables, or `recommendations`, `scores`, `quarantine`, `evaluations`,
-                `measures`, `list_changes` or `deliveries`. For the last four, read `Published.facts`: only
-                some of them also have rows.
+                `measures`, `list_changes` or `deliveries`. The results in the last four are
+                in `Published.facts`; only some of these four tables also have rows.
             date: the date.
             workflow: the workflow version; None for the version of the run of this date or, if there was
                 none, of the latest run.
@@ -147,7 +147,7 @@ class Lake:
         return Published(partition, read_manifest(partition))
 
     def recommendations(self, date: Date | None = None) -> Published:
-        """Returns the lists of a date: user_id, position, item_id, score, reason and versions.
+        """Returns the recommendation lists of a date: user_id, position, item_id, score, reason and versions.
 
         Raises:
             DataError: the date has no lists.
@@ -180,6 +180,8 @@ class Lake:
 
     def champion(self, date: Date | None = None, *, use_refit: bool | None = None) -> Model:
         """Returns the model that served on a date: the champion, or its refit.
+
+        A refit is the champion, trained again on the rows of all splits.
 
         Args:
             date: the run date; None for the latest run.

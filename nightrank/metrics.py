@@ -178,8 +178,10 @@ def hit_rate(
 def ndcg(recommended: Collections, relevant: Collections, k: int, weights: ArrayLike | None = None) -> float:
     """Returns the mean NDCG@k with binary relevance. Arguments and errors are those of `hit_rate`.
 
-    DCG@k = Σ_{i ≤ k} relevant_i / log2(i + 1), divided by the DCG@k of a list whose first min(k, r) items are
-    relevant, where r is the number of relevant items of the user (Järvelin and Kekäläinen 2002).
+    The value of a user is the DCG@k of the list, divided by the DCG@k of a list whose first min(k, r) items
+    are relevant (Järvelin and Kekäläinen 2002). DCG@k is Σ_{i ≤ k} relevant_i / log2(i + 1), where relevant_i
+    is 1 if the item at position i is relevant, and otherwise 0. r is the number of relevant items of the
+    user.
     """
     return _terms(ranking.normalized_gains, recommended, relevant, k, weights).mean()
 
@@ -189,8 +191,9 @@ def mean_average_precision(
 ) -> float:
     """Returns the mean over users of the average precision at k (MAP@k).
 
-    AP@k = Σ_{i ≤ k} relevant_i · precision(i) / min(r, k), where r is the number of relevant items of the
-    user. Arguments and errors are those of `hit_rate`.
+    AP@k is Σ_{i ≤ k} relevant_i · precision(i) / min(r, k). relevant_i is 1 if the item at position i is
+    relevant, and otherwise 0. precision(i) is the share of relevant items among the first i, and r is the
+    number of relevant items of the user. Arguments and errors are those of `hit_rate`.
     """
     return _terms(ranking.average_precisions, recommended, relevant, k, weights).mean()
 
@@ -323,7 +326,7 @@ def coverage(recommended: Collections, catalogue: ArrayLike, k: int | None = Non
 def _numbered_lists(
     recommended: Collections, others: Collections, name: str, k: int | None
 ) -> tuple[ranking.IdLists, ranking.IdLists]:
-    """Returns the first k items of each list, and the other collections, with numbers as item ids."""
+    """Returns the first k items of each list, and the other collections. Numbers replace the item ids."""
     if k is not None:
         ranking.require_k(k)
     names = ("recommended", name)

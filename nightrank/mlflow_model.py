@@ -1,4 +1,4 @@
-"""Loads a model of a lake for MLflow, which calls this module (training/registry/mlflow_mirror.py).
+"""Loads a model of a data lake for MLflow, which calls this module (training/registry/mlflow_mirror.py).
 
 import mlflow
 

@@ -135,7 +135,7 @@ class Model:
         return cls(lake, find_model(lake, version))
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Writes the model and its workflow to a folder or URI, as files of a lake. `load` reads them.
+        """Writes the model and its workflow to a folder or URI, with the layout of a lake. `load` reads them.
 
         Raises:
             ConfigError: the folder is a lake, to which only jobs write.
@@ -152,7 +152,10 @@ class Model:
 
     @property
     def refit_of(self) -> str | None:
-        """Returns the champion that this model refits; None if it is not a refit."""
+        """Returns the version of the champion if this model is a refit of it; otherwise None.
+
+        A refit is the champion, trained again on the rows of all splits.
+        """
         return self._info.refit_of
 
     @property
@@ -243,7 +246,8 @@ class Model:
 
         Args:
             folder: a folder that does not exist yet.
-            formats: formats with fewer bits per number. Each ONNX program is also written in each of them.
+            formats: additional formats with fewer bits per number, in which each ONNX program is also
+                written.
             compiled: whether each program is also compiled by AOTInductor, for the processor of this machine.
 
         Returns:
@@ -621,7 +625,7 @@ def _written_again(files: Mapping[str, bytes], name: str, version: str, workflow
         raise
 
 
-# Makes the lists of some users from the candidates of a run date.
+# Makes the recommendation lists of some users from the candidates of a run date.
 
 Unknown = Literal["raise", "skip"]
 

@@ -6,7 +6,7 @@
         store.recommendations(["u1", "u2"])  # lists, as the table `recommendations` of the lake
         store.users(["u1"])  # features, as the table `users`
 
-The functions read only this store, and no lake.
+The functions read only this store, not the data lake.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class OnlineReader:
         )
 
     def _read(self, of_bucket: Mapping[str, Sequence[str]]) -> dict[str, bytes] | None:
-        """Returns the values of the keys that exist; None if a bucket does not exist, or no longer exists."""
+        """Returns the values of the keys that exist; None if one of the buckets does not exist."""
         with redis_errors(self._address):
             pipe = self._client.pipeline(transaction=False)
             for bucket, keys in of_bucket.items():

@@ -77,7 +77,7 @@ def draw_history(
 def _draw_measure(
     axes: Axes, measured: Sequence[Mapping[str, Any]], steps: int, name: str, color: str, label: str
 ) -> list[Any]:
-    """Draws a measure of the validation rows. Returns its line in a list, which is empty without values."""
+    """Draws a measure of the validation rows. Returns a list with its line; empty if there are no values."""
     points = [(entry["step"] / steps, entry[name]) for entry in measured if entry[name] is not None]
     return axes.plot(*zip(*points, strict=True), marker="o", color=color, label=label) if points else []
 
@@ -284,8 +284,8 @@ def principal_components(vectors: ArrayLike) -> Components:
 
     The vectors are centred and not scaled. The components are eigenvectors of the covariance matrix, whose
     size does not depend on the number of vectors (I. Jolliffe, Principal Component Analysis, 2002, chapter
-    1). The entry of a component with the largest absolute value is made positive, so equal vectors always
-    have the same map.
+    1). The sign of a component is chosen so that its entry with the largest absolute value is positive, so
+    equal vectors always have the same map.
 
     Args:
         vectors: (N, E) finite numbers.

@@ -217,8 +217,8 @@ class Recommender(Estimator):
         """Returns the k best items of users.
 
         Args:
-            users: ids of users, with their type in the interactions; None for all known users, in the order
-                of their ids as texts.
+            users: ids of users, of the same type as in the interactions; None for all known users, in the
+                order of their ids as texts.
             k: maximum number of items of a list. A list is shorter if there are fewer items.
             exclude_seen: whether items that the user chose in the interactions (label 1) are left out.
             unknown: the treatment of users who are not in the interactions and not in the frame `users`.
@@ -256,7 +256,7 @@ class Recommender(Estimator):
         confidence: float = 0.95,
         seed: int = 0,
     ) -> dict[str, ConfidenceInterval | float | int]:
-        """Measures the lists of users against interactions after those of `fit`.
+        """Compares the lists of users with interactions that are later than those of `fit`.
 
         Args:
             interactions: later interactions, with the same columns as those of `fit`. Rows with label 0 are
@@ -474,7 +474,7 @@ class _Fitted:
         return pa.table(columns).select(schema.names).cast(schema)
 
     def named(self, lists: pa.Table, user: str, item: str) -> pa.Table:
-        """Returns lists whose names of columns and types of ids are those of the interactions."""
+        """Returns lists with the column names `user` and `item`, and ids of the types in the interactions."""
         columns = {
             user: typed(lists.column("user_id"), self.state.user_type),
             "position": lists.column("position"),

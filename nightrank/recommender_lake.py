@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 POPULAR_FILE = "popular.parquet"
 _HISTORY = "history"
 _NAME = "recommender"
-# The date of a log without times. It does not change the results.
+# The run date if the interactions have no times. It does not change the results.
 _NO_DATE = "2000-01-01"
 _SHARES = {"train": 0.8, "validation": 0.1}
 _PER_POSITIVE = 4
@@ -194,7 +194,7 @@ def train_in(
     context = RunContext(_NAME, config, run_date, in_process=True)
     workers = LocalWorkers(len(os.sched_getaffinity(0)), lambda: context.spark)
     with warnings.catch_warnings():
-        # Petastorm warns that column names are used as patterns.
+        # Hide Petastorm's warnings, which say that it uses column names as patterns.
         warnings.filterwarnings("ignore", module=r"petastorm\.")
         built = build(workers, plan_of(config), context.lake, run_date, None, context.phase)
         plan = make_plan(config, context.lake, built.dataset)

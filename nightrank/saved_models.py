@@ -155,7 +155,7 @@ def find_model(lake: LakePaths, version: str | None) -> ModelInfo:
         raise DataError(f"{lake.root} has no {wanted}", "pass the folder that was passed to `save`")
     if len(paths) > 1:
         versions = sorted(path.rsplit("/", 1)[1] for path in paths)
-        raise ConfigError(f"{lake.root} has several models: {versions}", "pass the `version` of one")
+        raise ConfigError(f"{lake.root} has several models: {versions}", "pass one of them as `version`")
     return read_model_info(paths[0])
 
 

@@ -64,7 +64,7 @@ def transform_frame(rows: DataFrame, workflow: LocalWorkflow, keep: Sequence[str
     tasks.
 
     Raises:
-        ConfigError: `rows` lacks one of the columns `keep`, or a feature has the same name.
+        ConfigError: `rows` lacks one of the columns `keep`, or a feature has the name of one of them.
         DataError: a raw column is missing, or has an unsupported type.
     """
     features = workflow.spec.features

@@ -67,7 +67,7 @@ class Workflow:
         unknown = sorted(set(self._types) - {*inputs, *others})
         if unknown:
             raise ConfigError(
-                f"types names {unknown}, which no operator reads", f"choose from {[*inputs, *others]}"
+                f"`types` contains {unknown}, which no operator reads", f"choose from {[*inputs, *others]}"
             )
 
     @classmethod
@@ -437,7 +437,7 @@ def find_workflow(lake: LakePaths, version: str | None) -> str:
     if not versions:
         raise DataError(f"{lake.root} has no workflow", "pass the folder that was passed to `save`")
     if version is None and len(versions) > 1:
-        raise ConfigError(f"{lake.root} has several workflows: {versions}", "pass the `version` of one")
+        raise ConfigError(f"{lake.root} has several workflows: {versions}", "pass one of them as `version`")
     if version is not None and version not in versions:
         raise DataError(f"{lake.root} has no workflow {version}", f"choose from {versions}")
     return version or versions[0]

@@ -610,8 +610,7 @@ def dot_chart(
     return join([legend(names), frame(x, y, marks, title, description)])
 
 
-# Draws values with intervals: either one difference with the gate's limit, or one row for each of several
-# values.
+# Draws values with intervals: either one value with a line at a limit, or one row for each of several values.
 
 _TICK = 6
 _SPAN_ROW, _ROWS_TOP, _ROWS_BOTTOM = 30, 8, 42

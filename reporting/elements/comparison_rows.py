@@ -1,4 +1,4 @@
-"""Formats the rows of the table of a comparison (of models and settings) as texts."""
+"""Formats a comparison of models and settings as the rows of a table of texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from reporting.elements import numbers
 from training.registry.comparison import Comparison, ExperimentOutcome, HeldOut
 
-# Names of the measures in sentences.
+# The names of the measures, as sentences contain them.
 MEASURE_WORDS = {"auc": "AUC", "log_loss": "log loss", "normalized_entropy": "normalised entropy"}
 HEADERS = (
     "Place",

@@ -1,1 +1,1 @@
-"""Reads the results of jobs that reports show. They are in the manifests and run records of the lake."""
+"""Reads results of jobs from the manifests and run records of the lake, for the reports."""

@@ -21,7 +21,8 @@ from storage.paths import LakePaths, Partition
 DAYS = 30
 _READERS = 8
 _CLEAN_EXITS = (0, 2, 3, 4)
-# Groups of jobs whose seconds are added. A job that is in no group counts as `other`.
+# Groups of jobs. The report shows the sum of the durations of each group. A job that is in no group counts as
+# `other`.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "features": ("build_features",),
     "training and gate": ("train_model", "train_retriever", "evaluate_model", "refit_model"),
@@ -186,7 +187,7 @@ def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) 
     Args:
         records: the records whose failures are returned.
         others: records of other dates, because a run also starts stages for other dates. A failure in these
-            records is not counted again from the exit codes of `nightly`.
+            records explains an exit code of `nightly`, so this exit code adds no further failure.
     """
     failed = [record for record in records if record.failed and record.job != "nightly"]
     failures = [_failure(record) for record in failed]

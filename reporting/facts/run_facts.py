@@ -32,7 +32,7 @@ _RUN_DATES = 14
 
 @dataclass(frozen=True)
 class Day:
-    """The rows of one day in one split.
+    """Figures of the rows of one day in one split.
 
     Attributes:
         split: the split.
@@ -96,7 +96,7 @@ class RunFacts:
     Attributes:
         mode: whether the workflow was fitted, extended or applied; None without a dataset.
         days: the days of the dataset, one entry for each split that contains rows of the day.
-        missing: the numbers of users and of items of the log without a row in their table of attributes.
+        missing: how many users and how many items of the log have no row in their table of attributes.
             Without a table of users (or items), it has no entry for users (or items).
         quality: the data report. It exists even if a limit of the section `quality` stopped the run.
         evaluation: the results that evaluate_model published on this date; None for a run without training.
@@ -400,8 +400,8 @@ def sample_lists(
 ) -> list[UserList]:
     """Returns the lists of up to n users.
 
-    The partition is sorted by user, and the users are evenly spread over it. A rerun chooses the same users.
-    For `negatives`, see `histories`.
+    The chosen users are evenly spaced in the partition, which is sorted by user. A rerun chooses the same
+    users. For `negatives`, see `histories`.
     """
     files = data_files(partition, manifest)
     if not manifest.rows:

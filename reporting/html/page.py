@@ -124,7 +124,7 @@ def comparison_page(comparison: Comparison, run_date: str, command: str) -> Html
     Args:
         comparison: the result.
         run_date: the run date of the dataset.
-        command: the command that trains the best experiment for the nightly run.
+        command: the command that starts the nightly run with the settings of the best experiment.
     """
     sections = [
         _experiments(comparison),
@@ -359,7 +359,10 @@ def _failures(comparison: Comparison) -> Section | None:
 
 
 def _command(command: str) -> Section:
-    sentence = lead("This command trains the best experiment in the nightly run, followed by the gate:")
+    sentence = lead(
+        "This command starts the nightly run, which trains a model with the settings of the best experiment. "
+        "Then the gate decides whether this model serves:"
+    )
     return section("use", "Use the best experiment", sentence, tag("p", tag("code", command)))
 
 

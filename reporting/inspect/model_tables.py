@@ -62,7 +62,7 @@ def describe_override(override: Override | None) -> str:
     """
     if override is None:
         return (
-            "\n  Nothing was changed: this is already the current state. To roll back further, name a "
+            "\n  Nothing was changed: this is already the current state. To roll back further, pass a "
             "version: --rollback --to VERSION"
         )
     withdrawn = f" Withdrawn: {', '.join(override.withdrawn)}." if override.withdrawn else ""
@@ -142,7 +142,7 @@ def comparison_text(comparison: Comparison, run_date: str, command: str) -> str:
     Args:
         comparison: the result.
         run_date: the run date of the dataset.
-        command: the command that trains the best experiment for the nightly run.
+        command: the command that starts the nightly run with the settings of the best experiment.
     """
     right = [index for index in range(len(HEADERS)) if index not in TEXT_COLUMNS]
     best, measure = comparison.best, comparison.choose_by

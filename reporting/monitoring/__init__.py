@@ -1,1 +1,1 @@
-"""Monitoring of runs: the run record, metrics for Prometheus, and the work of Spark's stages."""
+"""Monitoring of runs: the run record, metrics for Prometheus, and statistics of Spark's stages."""

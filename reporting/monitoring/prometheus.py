@@ -44,7 +44,7 @@ METRICS: Mapping[str, str] = {
     "nightrank_spark_tasks": "Tasks of the last run",
     "nightrank_spark_failed_tasks": "Tasks of the last run that failed",
     "nightrank_spark_task_seconds": "Sum of the durations of the tasks of the last run, in seconds",
-    "nightrank_spark_gc_seconds": "Sum of the seconds of garbage collection of the tasks of the last run",
+    "nightrank_spark_gc_seconds": "Seconds of garbage collection, summed over the tasks of the last run",
     "nightrank_spark_input_bytes": "Bytes that Spark read from storage in the last run",
     "nightrank_spark_output_bytes": "Bytes that Spark wrote to storage in the last run",
     "nightrank_spark_shuffle_write_bytes": "Bytes that the last run wrote to shuffles",

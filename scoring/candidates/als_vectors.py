@@ -33,7 +33,7 @@ from torch import Tensor
 from conf.errors import DataError
 from scoring.candidates.source_settings import AlsParameters
 
-# Maximum number of elements of an array in a batch of normal equations (64 MiB).
+# Maximum number of elements (64 MiB) of an array that contains the normal equations of a batch.
 _BATCH_ELEMENTS = 1 << 23
 # Constants of Spark's random generator.
 _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1

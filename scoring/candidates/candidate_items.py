@@ -104,7 +104,7 @@ def filter_names(seen: Rows | None, out_of_stock: Rows | None) -> list[str]:
     return [name for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)) if keys is not None]
 
 
-# Publishes the candidate items with the features of the workflow of an experiment's treatment.
+# Publishes the candidate items with the features that an experiment's treatment needs.
 
 
 def publish_treatment_items(

@@ -74,10 +74,10 @@ class CandidateTables:
 
 
 def frames_needed(config: Config) -> bool:
-    """Returns whether only Spark frames can compute the candidates of a configuration.
+    """Returns whether the candidates of a configuration must be computed from Spark frames.
 
-    Sources that propose pairs need frames. So do filters that compare a float with another type: they compare
-    texts, and Spark and Arrow format the same float differently.
+    This is so if a source proposes (user, item) pairs, or if a filter compares a float with another type:
+    such a filter compares texts, and Spark and Arrow format the same float differently.
     """
     candidates = config.candidates
     return frames_needed_by(candidates) or any(

@@ -56,8 +56,8 @@ Batches = Iterable[pa.RecordBatch]
 
 WEIGHTS = pa.schema([(ITEM_INDEX, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 
-# Weights are rounded to multiples of a unit. The sum of an item's absolute weights is at most 2 to the power
-# of this number, in these units. float32 represents all integers up to 2²⁴ exactly.
+# Weights are rounded to multiples of a unit. The unit is so large that the absolute weights of an item add up
+# to at most 2 to the power of this number in units. float32 represents all integers up to 2²⁴ exactly.
 _MOST_UNITS_BITS = 23
 # Part of the message of the RuntimeError that torch raises when the CPU's memory runs out.
 _CPU_OUT_OF_MEMORY = "can't allocate memory"

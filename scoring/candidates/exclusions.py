@@ -81,7 +81,7 @@ def known_items(
     splits: Sequence[Split] | None = None,
     users: Rows | None = None,
 ) -> tuple[Rows | None, str]:
-    """Returns, for each user, the items that must not be recommended again, and the name of this filter.
+    """Returns the items that must not be recommended to a user again, and the name of the filter for them.
 
     The settings `repeats` and `candidates.exclude_clicked` determine these items.
 

@@ -1,4 +1,4 @@
-"""Lists of integers as pairs of row number and value, without torch and scipy."""
+"""Converts lists of integers to pairs of row number and value, without torch and scipy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def pairs_of(lists: pa.ListArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the elements of an array of lists of integers, as pairs of row number and value.
+    """Returns the row number and the value of each element of the lists, as two arrays.
 
     A null list has no elements.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SEGMENT = "segment"
 
-# Maximum number of elements of the matrix of users and ranked items, for a batch of users.
+# Maximum number of elements of a matrix with one row per user of a batch and one column per ranked item.
 _MATRIX_ELEMENTS = 1 << 24
 
 
@@ -171,7 +171,7 @@ def allowed(ranking: Column, n: int) -> Column:
 
 
 def _in_order() -> list[Column]:
-    """Returns two aggregates in the order of `place`: the item indices (`ranking`), and their scores."""
+    """Returns two aggregates, ordered by the column `place`: the item indices (`ranking`), and the scores."""
     score = F.log1p("clicks").cast("float").alias(SCORES)
     entries = F.sort_array(F.collect_list(F.struct("place", ITEM_INDEX, score)))
     return [

@@ -48,7 +48,8 @@ from training.models.factorization import VectorModel
 _BATCH_ITEMS = 8_192
 # faiss returns this index in place of a missing item.
 _MISSING = -1
-# The search requests additional items, because excluded items are removed later: at most this number times n.
+# The search requests more than n items, because excluded items are removed later. The number of additional
+# items is at most this factor times n.
 _MOST_SPARE = 4
 # For fewer users than this, faiss computes each dot product separately. For more users, it uses a matrix
 # product, whose last bits depend on the number of users.

@@ -1,4 +1,4 @@
-"""Reads the settings of the candidate sources from a configuration, and defines their protocols."""
+"""Reads the settings of the candidate sources from a configuration, and defines protocols for them."""
 
 from __future__ import annotations
 

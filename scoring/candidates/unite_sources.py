@@ -122,7 +122,7 @@ def _unite_tables(
 
 
 def proposed_columns(source: int) -> tuple[str, str]:
-    """Returns the names of two columns of a source: that of its proposed items, and that of their scores."""
+    """Returns the names of a source's two columns: the items that it proposes, and their scores."""
     return f"_{CANDIDATES}_{source}", f"_{SCORES}_{source}"
 
 

@@ -155,7 +155,7 @@ class DeltaFolder:
         return self._delete(f'"{column}" IN ({texts})')
 
     def remark(self) -> str:
-        """Returns what an auditor should know about erased rows."""
+        """Returns a text that says where erased rows still exist in old files."""
         return (
             f"files of earlier versions of {self.root} may have rows of these users, until a VACUUM of the "
             "Delta table deletes the files"
@@ -413,7 +413,7 @@ class CatalogueTable:
         return number
 
     def remark(self) -> str:
-        """Returns what an auditor should know about erased rows."""
+        """Returns a text that says where erased rows still exist in old files."""
         how = (
             "a VACUUM deletes" if self.form == "delta" else "expire_snapshots and remove_orphan_files delete"
         )

@@ -115,7 +115,7 @@ class ServedTable(ABC):
 
     @abstractmethod
     def replace(self, table: UnservedTable, digest: str, rows: int, keep_dates: int) -> Replaced:
-        """Replaces the served rows of the new table's date by its rows, and deletes rows of old dates.
+        """Replaces the served rows of a date with the rows of its new table, and deletes rows of old dates.
 
         Readers see all old rows of the date or all new rows.
         """

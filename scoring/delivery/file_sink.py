@@ -63,7 +63,7 @@ class Files:
     """The files of one date, which a sink can write.
 
     Attributes:
-        write: writes the files into the folder that is its argument and that does not exist yet.
+        write: receives a folder that does not exist yet, and writes the files into it.
             Readers ignore its files until the manifest names them.
         count: reads the files of this folder, and returns a mapping of file names to numbers of records.
         ending: the end of the names of these files. Files with another ending are not published.

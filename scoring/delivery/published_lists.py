@@ -19,13 +19,13 @@ COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 
 @dataclass(frozen=True)
 class LakeTable:
-    """A table with one row for each user or item after a run, such as their features.
+    """A table of a run with one row for each user or each item, such as the features of the users.
 
     Attributes:
         key: the column that names the user or item: `user_key` or `item_key`.
         manifest: the manifest of the partition.
-        read: returns the rows, as an Arrow table if the rows of the lists are one, otherwise as a Spark
-            frame.
+        read: returns the rows, as an Arrow table if the rows of the lists are an Arrow table, otherwise
+            as a Spark frame.
     """
 
     key: str
@@ -40,7 +40,7 @@ class RawUsers:
     Attributes:
         digest: the digest of its files.
         read: takes columns of type string. Returns rows with user_key and these columns, one row per user: an
-            Arrow table if the rows of the lists are one, else a frame of Spark.
+            Arrow table if the rows of the lists are an Arrow table, else a frame of Spark.
     """
 
     digest: str

@@ -1,4 +1,4 @@
-"""Measures predictions, ranked groups and lists against later clicks.
+"""Compares predictions, ranked groups of rows and lists with later clicks.
 
 The gate in this package decides whether a new model replaces the model that serves.
 """

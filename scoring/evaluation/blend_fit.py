@@ -304,8 +304,8 @@ def measured_pairs(
     """Returns the candidates of users with validation clicks, with the logits of a model.
 
     The users have a click in the validation split and a row in the train split. If they have more than about
-    MOST_PAIRS candidates together, those with the smallest hashes of their keys are measured. Returns None if
-    there is no such user.
+    MOST_PAIRS candidates together, only the users whose keys have the smallest hashes are measured. Returns
+    None if there is no such user.
 
     Args:
         context: the context of the run.

@@ -1,4 +1,4 @@
-"""Compares an experiment's variants by the next day's clicks, and stops it if the treatment is bad.
+"""Compares an experiment's variants by the next day's clicks, and stops a bad experiment.
 
 The sums of a date are stored in the table `experiments/<name>/dt=…`. The figures of the experiment are
 computed from the sums of its dates up to the measured date. Dates with other models (for example, before a

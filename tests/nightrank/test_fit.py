@@ -176,7 +176,9 @@ def test_frames_of_spark_have_errors_before_tasks_start(spark: SparkSession) -> 
         workflow.transform(frame.drop("tags"))
     with pytest.raises(nightrank.DataError, match="column price has the type string"):
         workflow.transform(frame.selectExpr("user", "'x' as price", "tags"))
-    with pytest.raises(nightrank.ConfigError, match=r"keep lists \['user'\], but features have these names"):
+    with pytest.raises(
+        nightrank.ConfigError, match=r"`keep` contains \['user'\], but features have these names"
+    ):
         workflow.transform(frame, keep=["user"])
     with pytest.raises(nightrank.DataError, match="no rows"):
         nightrank.Workflow(PLAIN).fit(frame.where("place < 0"))
@@ -216,7 +218,7 @@ def group_of(ops: Any = ("categorify",), column: str = "a", kind: str = "categor
         ([{**group_of(), "op": []}], {}, r"features\[0\]: unknown key op"),
         ([group_of(["categorise"])], {}, "unknown operator 'categorise'"),
         ([group_of([{"categorify": {"min_count": 0}}])], {}, "min_count"),
-        ([group_of()], {"types": {"b": "int"}}, r"types names \['b'\]"),
+        ([group_of()], {"types": {"b": "int"}}, r"`types` contains \['b'\]"),
         ([group_of()], {"types": {"a": "integer"}}, "unknown types"),
         ([group_of()], {"types": ["a"]}, "types is .* must be a mapping"),
     ],
@@ -317,7 +319,7 @@ def test_unfitted_workflows_say_so(tmp_path: Path) -> None:
             use()
     with pytest.raises(nightrank.ConfigError, match=r"builtins\.list is not a frame"):
         workflow.fit([1])  # type: ignore[arg-type]
-    with pytest.raises(nightrank.ConfigError, match=r"keep lists \['none'\]"):
+    with pytest.raises(nightrank.ConfigError, match=r"`keep` contains \['none'\]"):
         workflow.fit(RAW).transform(RAW, keep=["none"])
 
 

@@ -285,7 +285,7 @@ def test_data_quality_of_a_stopped_run_is_shown_without_a_dataset(tmp_path: Path
     publish_facts(LakePaths(config.lake).quality(config.name).partition(RUN_DATE), quality_facts(stopped))
     page = build(config, RUN_DATE)[1]
     assert "The job was stopped: no features were published." in Page(page).text
-    assert "Rows of the log</strong> that parsed, by day." in page
+    assert "Rows of the log</strong> that could be parsed, by day." in page
     assert page.count('<strong class="stop">') == 4  # two findings, the PSI and its column
     publish_facts(LakePaths(config.lake).quality(config.name).partition(RUN_DATE), quality_facts([]))
     assert "Nothing is above a limit." in Page(build(config, RUN_DATE)[1]).text
@@ -699,7 +699,7 @@ def test_scores_of_choices_are_not_called_probabilities_or_click_rates(tmp_path:
     assert "Scores The loss of the training compares items" in text
     assert "# Item Score Why Before 1 <script>alert('x')</script> 0.9000" in text
     assert "score of every test row." in text
-    assert "on the test rows: chosen items against drawn items" in text
+    assert "on the test rows: chosen items against random items" in text
     assert "20 choices in 80 rows (40 choices in 400 rows in training)" in text
     assert "Not compared: the click rate, because the section negatives sets how many rows are no" in text
 

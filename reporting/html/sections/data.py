@@ -73,7 +73,7 @@ def _data_lead(run: RunFacts, days: list[Day]) -> Html:
     drawn = ""
     if run.per_positive:
         drawn = (
-            " Rows without a choice include drawn rows, at most "
+            " Rows without a choice include rows with randomly drawn items, at most "
             f"{numbers.count(run.per_positive)} for each choice (negatives.per_positive)."
         )
     return lead(
@@ -192,7 +192,7 @@ def render_quality(
 def _quality_lead(report: DataQuality, of_choices: bool) -> Html:
     """Returns the introductory sentences.
 
-    They name the compared rows, the number of figures above their limits, and the figures without a limit.
+    They say which rows are compared, how many figures are above a limit, and which figures have no limit.
     """
     compared, findings = report.compared, report.findings
     today, train = compared.today, compared.train
@@ -260,10 +260,15 @@ def _charts(compared: DayComparison, of_choices: bool) -> list[Html]:
     rates = [100 * piece.clicks / piece.rows if piece.rows else math.nan for piece in pieces]
     choices = [float(piece.clicks) for piece in pieces]
     charts = (
-        ("Rows of the log", f"that parsed, by {by}.", [float(piece.rows) for piece in pieces], "rows"),
+        (
+            "Rows of the log",
+            f"that could be parsed, by {by}.",
+            [float(piece.rows) for piece in pieces],
+            "rows",
+        ),
         ("Choices of the log", f"rows with an item that a user chose, by {by}.", choices, "choices")
         if of_choices
-        else ("Clicks of the log", f"share of the rows that parsed, by {by}.", rates, "click rate, %"),
+        else ("Clicks of the log", f"share of clicks in the parsed rows, by {by}.", rates, "click rate, %"),
     )
     return [
         figure(

@@ -119,7 +119,7 @@ def _quality(run: RunFacts) -> Html | None:
     reached = numbers.share_reached(auc, best)
     if reached is None:
         note = (
-            "on the test rows: chosen items against drawn items" if run.per_positive else "on the test rows"
+            "on the test rows: chosen items against random items" if run.per_positive else "on the test rows"
         )
         entropy = run.judged.get("normalized_entropy")
         if run.judged_scores != "ranking" and entropy is not None:

@@ -97,7 +97,7 @@ def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | No
         ("AUC", "of the models that the gate compared.", auc),
         (
             "Drift",
-            "of the day's rows from the train days, and of the scores from the last published lists.",
+            "of the day's rows since the train days, and of the scores since the last published lists.",
             drift,
         ),
         ("Throughput", "of the last successful attempt.", speed),

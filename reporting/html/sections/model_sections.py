@@ -231,7 +231,7 @@ def _gate_lead(evaluation: Mapping[str, Any]) -> Html:
         "Both models scored the same test rows. The interval contains the true difference with "
         f"{between['confidence']:.0%} confidence: it comes from {numbers.count(between['replicates'])} "
         f"resamples of {counted(by['count'], by['by'])}. "
-        "The challenger serves if the interval does not begin below minus ",
+        "The challenger serves if the lower end of the interval is not below minus ",
         tag("code", "gate.margin"),
         f", {evaluation['margin']:g}.",
     )

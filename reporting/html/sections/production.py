@@ -49,7 +49,11 @@ def _experiment_lead(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> H
     ]
     if facts.get("idle_because"):
         words.append(
-            tag("strong", f"The control serves all users, because {facts['idle_because']}. ", class_="warn")
+            tag(
+                "strong",
+                f"The control model serves all users, because {facts['idle_because']}. ",
+                class_="warn",
+            )
         )
     if measured.get("stops_on"):
         words.append(
@@ -195,8 +199,8 @@ def _rates(facts: Mapping[str, Any], date: str) -> Html:
 def _explored(facts: Mapping[str, Any]) -> Html:
     """Returns a table of the click rates of explored positions.
 
-    It compares the click rate of the items in the order that exploration drew with an estimate of the click
-    rate in the order of their scores.
+    It compares two click rates of the same items: the click rate in the order that exploration drew, and an
+    estimate of the click rate in the order of the scores.
     """
     explored = facts["explored"]
     names = {"click_rate": "As drawn", "by_score": "In the order of the scores", "difference": "Difference"}

@@ -1,4 +1,4 @@
-"""The section about stages: the seconds of a run by stage and by phase of each stage."""
+"""The section about stages: the durations of the stages of a run, and of the phases of each stage."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class StageTime:
 
 
 def read_stage_times(lake: LakePaths, run_date: str, config: str) -> list[StageTime]:
-    """Returns the times of the successful stages of a run, in the order in which the stages ended.
+    """Returns the durations of the successful stages of a run, in the order in which the stages ended.
 
-    The times come from the logs that `nightly` writes. If a scheduler stores the logs elsewhere, the times
+    The durations come from the logs that `nightly` writes. If a scheduler stores the logs elsewhere, they
     come from the last successful run record of each job of this configuration.
     """
     return _of_logs(lake, run_date) or [
@@ -46,7 +46,7 @@ def read_stage_times(lake: LakePaths, run_date: str, config: str) -> list[StageT
 
 
 def _of_logs(lake: LakePaths, run_date: str) -> list[StageTime]:
-    """Returns the times of the stages whose logs contain a job summary."""
+    """Returns the durations of the stages whose logs contain a job summary."""
     if not file_io.is_local(lake.logs):
         return []
     folder = Path(file_io.filesystem(lake.logs)[1]) / f"dt={run_date}"
@@ -63,7 +63,7 @@ def _of_logs(lake: LakePaths, run_date: str) -> list[StageTime]:
 def render(times: list[StageTime]) -> Section:
     """Returns the section: a bar chart and a table of the seconds that each stage took."""
     if not times:
-        return section("stages", "Stages", missing("The seconds of the stages", "nightly"))
+        return section("stages", "Stages", missing("Durations of the stages", "nightly"))
     total = sum(stage.total_s for stage in times)
     sentence = lead(
         f"{counted(len(times), 'stage')} took {numbers.seconds(total)}, measured by the jobs themselves; "

@@ -197,7 +197,7 @@ class CsvWriter:
             yield fields + [""] * (width - len(fields))
 
     def _entries(self, batches: Batches) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Yields the pair (user and variant, fields) of each entry."""
+        """Yields a pair for each entry: the fields of its user (and its variant), and its other fields."""
         of_user = ["user_id", *map(_column_of_user, range(len(self.user_columns)))]
         of_user += [VARIANT] if self.variants else []
         for batch in batches:
@@ -209,7 +209,7 @@ class CsvWriter:
             yield from zip(users, zip(*fields, strict=True), strict=True)
 
     def write(self, name: str, batches: Batches) -> None:
-        """Writes a file with these entries."""
+        """Writes a file with the lines of the entries in `batches`."""
         with _new_text(f"{self.folder}/{name}") as write:
             write((_MARK if self.mark else "") + _text([self.header]))
             lines = self.lines(batches)
