@@ -141,7 +141,7 @@ def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[Mod
 
 
 def _of_users(rows: Rows, users: Rows) -> Rows:
-    """Returns the rows of these users."""
+    """Returns the rows whose user_key is in `users`."""
     text = "SELECT /*+ BROADCAST(users) */ * FROM {rows} AS rows SEMI JOIN {users} AS users USING (user_key)"
     return query(text, rows=rows, users=users)
 

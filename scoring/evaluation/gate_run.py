@@ -657,7 +657,7 @@ def _count_units(rows: Rows) -> int:
 
 
 def _unit_of(spec: FeatureSpec) -> str:
-    """Returns the column that is hashed into UNIT: the user, or the row id if the log has no user column.
+    """Returns the column whose hash is the column UNIT: the user, or the row id without a user column.
 
     Rows with the same value of UNIT are resampled together. Row ids start at 0 on each day. So without a user
     column, rows of different test days with equal row ids are also resampled together.

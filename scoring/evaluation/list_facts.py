@@ -80,11 +80,11 @@ def coverage(counts: Mapping[str, ListedItems], kind: str, published: Manifest) 
 def truth_facts(
     published: Manifest, measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, Any] | None:
-    """Returns the figures of the lists that are ranked by the true probabilities.
+    """Returns the figures of the lists that `true_lists` ranked by the true probabilities.
 
     These lists were made only for users with clicks, so their coverage is computed from fewer lists than the
     coverage of the published lists. `share_of_best` is the hit rate of the published lists divided by the hit
-    rate of the lists BEST.
+    rate of the lists of the kind BEST.
 
     The arguments are those of `relevance_facts`. Returns None if the true probabilities are unknown.
     """

@@ -227,7 +227,7 @@ def measure_kinds(
 def count_items(lists: Rows, positives: Rows, items: Rows) -> dict[str, ListedItems]:
     """Returns counts of the items in each kind of lists, in the clicks (CLICKS) and in all items (ITEMS).
 
-    The arguments are those of `measure_kinds`. A name without rows has no entry.
+    The arguments are those of `measure_kinds`. A kind, CLICKS or ITEMS without rows has no entry.
     """
     counts = query(
         f"""
