@@ -1,4 +1,6 @@
-"""The layout of a lake. No other module builds these paths.
+"""The layout of a data lake, the folder or URI below which the jobs write all tables and models.
+
+No other module builds these paths.
 
 raw/dt=…                        click log of a day, written by generate_clicks
 quarantine/dt=…                 raw rows that could not be parsed
@@ -275,7 +277,7 @@ class LakePaths:
         return self._table("candidates", workflow_version)
 
     def candidate_items(self, workflow_version: str) -> Table:
-        """Returns the table of all items that may be recommended, with the indices in `candidates`."""
+        """Returns the table of all items that may be recommended, with the indices that `candidates` uses."""
         return self._table("candidate_items", workflow_version)
 
     def item_vectors(self, workflow_version: str, source: str) -> Table:
