@@ -71,8 +71,7 @@ def delta_options(authority: str) -> dict[str, str]:
 
 
 class _Azure(RangeHandler):
-    """The handler for blobs of all accounts. The part of a path before its first slash names container and
-    account."""
+    """The handler for blobs of all accounts. A path begins with the container and the account."""
 
     scheme = "abfss"
 
