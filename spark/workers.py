@@ -184,7 +184,7 @@ class LocalWorkers(Workers):
 
     @property
     def folder(self) -> Path:
-        """Returns the folder for temporary files. Tasks and this process can read its files."""
+        """Returns the path of the folder for temporary files. Tasks and this process can read its files."""
         return self._scratch.path
 
     @property
