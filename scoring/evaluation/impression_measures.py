@@ -411,8 +411,10 @@ def why_unknown(config: Config, published: Manifest) -> str | None:
     if changing:
         return f"score.rules.{changing[0]} changes the probabilities of the draws"
     if rules is not None and rules.packages:
-        packages = sorted(rules.packages)
-        return f"rules from installed packages may change the probabilities of the draws: {packages}"
+        return (
+            "rules from installed packages may change the probabilities of the draws: "
+            f"{sorted(rules.packages)}"
+        )
     return None
 
 
