@@ -19,7 +19,7 @@ from storage.run_context import RunContext
 def read_split(
     context: RunContext, dataset: Dataset, splits: Sequence[Split], columns: Sequence[str] | None = None
 ) -> ReadableRows:
-    """Returns the feature rows of the given splits. They are read later.
+    """Returns the feature rows of the given splits. This function does not read them yet.
 
     The result has the columns `columns` and also features_dt, the date of the partition. If `columns` is
     None, the result has all columns.

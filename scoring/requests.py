@@ -34,7 +34,7 @@ PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
 VARIANT, CONTROL, TREATMENT = "variant", "control", "treatment"
 
-# Columns of the candidates that a source lists: one row per user.
+# Columns of the candidates that a source proposes: one row per user, with the items and their scores.
 LISTED = pa.schema(
     [(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32())), (SCORES, pa.list_(pa.float32()))]
 )

@@ -38,7 +38,7 @@ class SparkWorkers(Workers):
         return self._spark.sparkContext.defaultParallelism
 
     def gpu_groups(self, tasks: int) -> list[range]:
-        """Returns groups of tasks; none unless the Spark profile gives each task at least one GPU."""
+        """Returns the tasks in groups; an empty list unless the profile gives each task a whole GPU."""
         amount = self._spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
         if float(amount or 0) < 1:  # several tasks would share one GPU
             return []

@@ -241,7 +241,7 @@ def _unescaped(text: str) -> str:
 
 
 def properties_file(environment: Mapping[str, str]) -> Path:
-    """Returns the properties file with which a JVM of this process would start. The file may be missing.
+    """Returns the path of the properties file of a JVM that this process would start; it may be missing.
 
     The option `--properties-file` in PYSPARK_SUBMIT_ARGS sets it; the default is `spark-defaults.conf`.
     """

@@ -136,7 +136,8 @@ def _query_frames(session: SparkSession, text: str, frames: Mapping[str, DataFra
 def map_rows(rows: Rows, function: Callable[[Batches], Batches], schema: pa.Schema) -> Rows:
     """Applies a function to batches of rows. Returns all rows of the batches that the function yields.
 
-    If `rows` is a frame, each Spark task calls the function once. If it is a table, this process does.
+    If `rows` is a frame, each Spark task calls the function once. If `rows` is a table, this process calls it
+    once.
 
     Args:
         rows: the rows.

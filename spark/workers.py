@@ -152,7 +152,7 @@ LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 # deletes this file when the tasks end or are cancelled.
 _TASKS: ContextVar[str | None] = ContextVar("tasks", default=None)
 
-# If a worker occupies more than this, it returns memory that the last function has freed to the system.
+# If a worker occupies more memory than this, it returns memory that the last function freed to the system.
 _KEPT_BYTES = 512 * 2**20
 
 
@@ -184,7 +184,7 @@ class LocalWorkers(Workers):
 
     @property
     def folder(self) -> Path:
-        """Returns the folder for temporary files. Tasks and this process can read its files."""
+        """Returns the path of the folder for temporary files. Tasks and this process can read its files."""
         return self._scratch.path
 
     @property

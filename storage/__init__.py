@@ -1,4 +1,4 @@
-"""The lake: paths, manifests, publishing, file systems and format versions.
+"""The data lake of tables and models: paths, manifests, publishing, file systems and format versions.
 
 This package imports only conf.
 """

@@ -336,7 +336,7 @@ def _state_of(path: str) -> tuple[int, int]:
 
 
 def is_compared(path: str) -> bool:
-    """Returns whether this process has compared a file with its manifest, and it has not changed since."""
+    """Returns whether this process has compared a file with its manifest, and the file is unchanged since."""
     try:
         return _compared.get(path) == _state_of(path)
     except FileNotFoundError:
@@ -370,7 +370,7 @@ def table_digest(table: pa.Table) -> str:
 
 
 def _add(digest: _Hash, values: pa.Array) -> None:
-    """Hashes type, length, nulls and values of an array. Values behind nulls have no effect."""
+    """Hashes type, length, nulls and values of an array. Bytes that it stores for nulls have no effect."""
     digest.update(f"{values.type} {len(values)}\0".encode())
     digest.update(values.is_null().to_numpy(zero_copy_only=False).tobytes())
     if pa.types.is_list(values.type):

@@ -68,7 +68,7 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
         progress: called after each partition, with the counts up to this partition.
 
     Raises:
-        DataError: there is no file of a lake below the root.
+        DataError: the root contains no file that jobs write in a lake, such as a manifest.
         OSError: the lake cannot be read.
     """
     known = survey(lake)

@@ -21,7 +21,7 @@ _VOCABULARY = "vocabulary"
 
 @dataclass(frozen=True)
 class IdCounts:
-    """The files with the counts of ids. It contains only paths and names, so it is small to send.
+    """The files with the counts of ids. Only paths and names are stored.
 
     Attributes:
         files: Parquet files with the columns `column` (the name of a vocabulary), `id` and `count`.

@@ -27,8 +27,8 @@ class JobSummary:
         facts: further JSON values of this job. In the line, their keys stand at the same level as the other
             keys.
         job, run_date: the name of the job and its run date. The code that runs the job sets them.
-        seconds: maps each phase to its seconds, and `total` to the seconds of the whole run. The code that
-            runs the job sets them.
+        seconds: maps each phase to its duration in seconds, and `total` to the duration of the whole run. The
+            code that runs the job sets them.
     """
 
     output: str | None
@@ -46,8 +46,8 @@ class JobSummary:
         """Returns a copy of the summary with the name of the job, its run date and its seconds.
 
         Args:
-            phases: maps each phase of the run to its seconds.
-            seconds: the seconds of the whole run.
+            phases: maps each phase of the run to its duration in seconds.
+            seconds: the duration of the whole run in seconds.
         """
         return replace(self, job=job, run_date=run_date, seconds={**phases, "total": round(seconds, 2)})
 

@@ -199,7 +199,7 @@ def load_manifest(partition: Partition) -> Manifest:
         if file_io.leaves(entry.path, partition.depth):
             raise DataError(
                 f"{path} names {entry.path!r}, which is not below the root of the lake",
-                "delete this file and rerun the job that writes it",
+                "delete this manifest and rerun the job that writes it",
             )
     facts = FileValues.of_file(manifest.facts, path, format_versions.MANIFEST.name)
     return replace(manifest, facts=facts)

@@ -85,7 +85,7 @@ def survey(lake: LakePaths) -> Survey:
     """Lists every file of a lake that has a format version. Changes nothing.
 
     Raises:
-        DataError: there is no file of a lake below the root.
+        DataError: the root contains no file that jobs write in a lake, such as a manifest.
     """
     root = lake.root.rstrip("/")
     paths = list(_paths(root))
@@ -107,7 +107,7 @@ def survey(lake: LakePaths) -> Survey:
         files.append(FoundFile(path, kind, version, needs_work))
     if not files and not problems:
         raise DataError(
-            f"{lake.root} holds no file of a lake",
+            f"{lake.root} is not a data lake: it contains no file that the jobs write, such as a manifest",
             "pass the value of the configuration's key `lake` as --lake",
         )
     return Survey(tuple(files), tuple(problems))

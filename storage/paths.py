@@ -1,4 +1,6 @@
-"""The layout of a lake. No other module builds these paths.
+"""The layout of a data lake, the folder or URI below which the jobs write all tables and models.
+
+No other module builds these paths.
 
 raw/dt=…                        click log of a day, written by generate_clicks
 quarantine/dt=…                 raw rows that could not be parsed
@@ -84,7 +86,7 @@ class Partition:
 
     @property
     def root(self) -> str:
-        """Returns the folder that contains both the table's folder and `_data`."""
+        """Returns the path of the folder that contains both the table's folder and `_data`."""
         return self.file(f"{_UP * self.depth}.")
 
     @property
@@ -138,152 +140,164 @@ class LakePaths:
 
     @property
     def raw(self) -> Table:
-        """Returns the table of raw logs that generate_clicks writes."""
+        """Returns the location of the table with raw logs that generate_clicks writes."""
         return self._table("raw")
 
     @property
     def quarantine(self) -> Table:
-        """Returns the table of raw rows that could not be parsed, with reasons."""
+        """Returns the location of the table with raw rows that could not be parsed, with reasons."""
         return self._table("quarantine")
 
     @property
     def typed(self) -> Table:
-        """Returns the table of the parsed rows of text logs, by day, which older releases wrote."""
+        """Returns the location of the table with a day's parsed text log, which older releases wrote."""
         return self._table("typed", internal=True)
 
     def prepared(self, config_name: str) -> Table:
-        """Returns the table of prepared rows, by day (etl.prepare.prepared_passes)."""
+        """Returns the location of the table with prepared rows, by day (etl.prepare.prepared_passes)."""
         return self._table("prepared", config_name, internal=True)
 
     def copies(self, config_name: str, table: str) -> Table:
-        """Returns the table with the daily copies of a table of Spark's catalogue."""
+        """Returns the location of the table with the daily copies of a table of Spark's catalogue."""
         return self._table("copies", config_name, table, internal=True)
 
     def tables_of_copies(self, config_name: str) -> list[Table]:
-        """Returns the tables below `copies/<config name>` that have data files, published or not."""
+        """Returns the locations of the tables in `copies/<config name>` with data files, published or not."""
         folder = f"{self.root.rstrip('/')}/{DATA}/copies/{config_name}"
         names = sorted(info.base_name for info in file_io.list_files(folder))
         return [self.copies(config_name, name) for name in names]
 
     def profiles(self, config_name: str, split: str | None = None) -> Table:
-        """Returns the table of statistics of raw columns, by day. Pass `split` if the log has no days."""
+        """Returns the location of the table with statistics of raw columns, by day.
+
+        Pass `split` if the log has no days.
+        """
         return self._table("profiles", config_name, *([split] if split else []))
 
     def quality(self, config_name: str) -> Table:
-        """Returns the table of data reports, by run date."""
+        """Returns the location of the table with data reports, by run date."""
         return self._table("quality", config_name)
 
     @property
     def value_counts(self) -> Table:
-        """Returns the table of counts of raw values, by day."""
+        """Returns the location of the table with counts of raw values, by day."""
         return self._table("value_counts")
 
     @property
     def last_clicks(self) -> Table:
-        """Returns the table of each user's last clicks, by day."""
+        """Returns the location of the table with each user's last clicks, by day."""
         return self._table("last_clicks")
 
     def last_values(self, config_name: str) -> Table:
-        """Returns the table of the last values of each item, by day (etl.prepare.last_values)."""
+        """Returns the location of the table with last values of items, by day (etl.prepare.last_values)."""
         return self._table("last_values", config_name)
 
     @property
     def datasets(self) -> Table:
-        """Returns the table of data manifests, by run date (storage.dataset)."""
+        """Returns the location of the table with data manifests, by run date (storage.dataset)."""
         return self._table("datasets")
 
     @property
     def recommendations(self) -> Table:
-        """Returns the table of top-k lists, by run date."""
+        """Returns the location of the table with top-k lists, by run date."""
         return self._table("recommendations")
 
     @property
     def list_changes(self) -> Table:
-        """Returns the table in which score_daily compares lists with the last lists that were published."""
+        """Returns the location of the table with changes of lists, which score_daily writes.
+
+        It compares the lists of a date with the last lists that were published.
+        """
         return self._table("list_changes")
 
     @property
     def deliveries(self) -> Table:
-        """Returns the table of the sinks to which deliver_recommendations delivered the lists of a date."""
+        """Returns the location of the table with deliveries, by the date of the lists.
+
+        It has the sinks to which deliver_recommendations delivered the lists.
+        """
         return self._table("deliveries")
 
     @property
     def scores(self) -> Table:
-        """Returns the table of probabilities of feature rows, which score_rows writes."""
+        """Returns the location of the table with probabilities of feature rows (score_rows)."""
         return self._table("scores")
 
     @property
     def evaluations(self) -> Table:
-        """Returns the table of comparisons of challenger and champion, which evaluate_model writes."""
+        """Returns the location of the table with comparisons of challenger and champion (evaluate_model)."""
         return self._table("evaluations")
 
     def gate_items(self, workflow_version: str) -> Table:
-        """Returns the table of the items that evaluate_model ranks.
+        """Returns the location of the table with the items that evaluate_model ranks.
 
         Features are from before the test split.
         """
         return self._table("gate_items", workflow_version)
 
     def blend_items(self, workflow_version: str) -> Table:
-        """Returns the table of the items that learn_blend ranks.
+        """Returns the location of the table with the items that learn_blend ranks.
 
         Features are from before the validation split.
         """
         return self._table("blend_items", workflow_version)
 
     def experiment_items(self, workflow_version: str) -> Table:
-        """Returns the table of candidate_items with the features of an experiment's treatment."""
+        """Returns the location of the table with candidate items for the treatment of an experiment."""
         return self._table("experiment_items", workflow_version)
 
     def experiments(self, name: str) -> Table:
-        """Returns the table with the measures of an experiment: one partition for each date of its lists."""
+        """Returns the location of the table with an experiment's measures, by the date of its lists."""
         return self._table("experiments", name)
 
     @property
     def measures(self) -> Table:
-        """Returns the table of comparisons of lists with later clicks (measure_recommendations)."""
+        """Returns the location of the table with measures of lists, by the date of the lists.
+
+        measure_recommendations compares the lists with later clicks.
+        """
         return self._table("measures")
 
     def comparisons(self, name: str) -> Table:
-        """Returns the table of comparisons of models and settings, which compare_models writes."""
+        """Returns the location of the table with comparisons of models and settings (compare_models)."""
         return self._table("comparisons", name)
 
     @property
     def comparisons_root(self) -> str:
-        """Returns the folder of all tables of comparisons. Each name of a comparison has one table there."""
+        """Returns the path of the folder with one table for each name of a comparison (compare_models)."""
         return self._table("comparisons").path
 
     def features(self, workflow_version: str) -> Table:
-        """Returns the table of feature rows of one workflow version. It is partitioned by day."""
+        """Returns the location of the table with feature rows of one workflow version, by day."""
         return self._table("features", workflow_version)
 
     def users(self, workflow_version: str) -> Table:
-        """Returns the table of features of users, one row per user."""
+        """Returns the location of the table with features of users, one row per user."""
         return self._table("users", workflow_version)
 
     def items(self, workflow_version: str) -> Table:
-        """Returns the table of features of items, one row per item."""
+        """Returns the location of the table with features of items, one row per item."""
         return self._table("items", workflow_version)
 
     @property
     def item_titles(self) -> Table:
-        """Returns the table of titles and pictures of items, by run date."""
+        """Returns the location of the table with titles and pictures of items, by run date."""
         return self._table("item_titles")
 
     def candidates(self, workflow_version: str) -> Table:
-        """Returns the table of the items to score for each user, as item indices."""
+        """Returns the location of the table with the indices of the items to score for each user."""
         return self._table("candidates", workflow_version)
 
     def candidate_items(self, workflow_version: str) -> Table:
-        """Returns the table of all items that may be recommended, with the indices in `candidates`."""
+        """Returns the location of the table with the items that may be recommended and their indices."""
         return self._table("candidate_items", workflow_version)
 
     def item_vectors(self, workflow_version: str, source: str) -> Table:
-        """Returns the table in which a candidate source stores the vector or the neighbours of each item."""
+        """Returns the location of the table with each item's vector or neighbours, for one source."""
         return self._table("item_vectors", workflow_version, source)
 
     def workflow(self, version: str) -> str:
-        """Returns the folder of a workflow version."""
+        """Returns the path of the folder of a workflow version."""
         return self._table("workflow", version).path
 
     def feature_spec(self, workflow_version: str) -> str:
@@ -291,11 +305,11 @@ class LakePaths:
         return f"{self.workflow(workflow_version)}/feature_spec.json"
 
     def models(self, name: str) -> str:
-        """Returns the folder of all versions of a model."""
+        """Returns the path of the folder of all versions of a model."""
         return self._table("models", name).path
 
     def checkpoints(self, version: str) -> str:
-        """Returns the folder of the checkpoints of a model version."""
+        """Returns the path of the folder with the checkpoints of a model version."""
         return self._table("checkpoints", version).path
 
     def report(self, dt: str) -> str:
@@ -308,27 +322,30 @@ class LakePaths:
 
     @property
     def logs(self) -> str:
-        """Returns the folder of the logs of stages, and of stack traces."""
+        """Returns the path of the folder with logs of stages and stack traces."""
         return self._table("logs").path
 
     @property
     def leases(self) -> str:
-        """Returns the folder of the leases that running jobs hold (storage/leases.py)."""
+        """Returns the path of the folder with the leases of running jobs (storage/leases.py)."""
         return self._table("leases").path
 
     @property
     def runs(self) -> Table:
-        """Returns the table of run records. Records are never replaced, and no manifest lists them."""
+        """Returns the location of the table with run records.
+
+        Records are never replaced, and no manifest lists them.
+        """
         return self._table("runs")
 
     @property
     def event_logs(self) -> str:
-        """Returns the folder of Spark's event logs."""
+        """Returns the path of the folder of Spark's event logs."""
         return self._table("spark-events").path
 
     @property
     def erasures(self) -> str:
-        """Returns the folder of the records of erased users."""
+        """Returns the path of the folder with the records of erased users."""
         return self._table("erasures").path
 
     @property

@@ -26,7 +26,7 @@ _POLL_S = 0.05
 
 
 def private_folder(below: str | None, setting: str) -> Path:
-    """Returns the folder `nightrank-<user id>` below another folder. Creates it if it is missing.
+    """Returns the path of the folder `nightrank-<user id>` in another folder. Creates it if it is missing.
 
     Args:
         below: the other folder; None means the folder of temporary files ($TMPDIR, or /tmp).

@@ -264,7 +264,7 @@ def _laid_out(
     if sort_by and files == 1:
         return rows.repartition(1).sortWithinPartitions(
             *sort_by
-        )  # not coalesce, because coalesce would also run the preceding steps in one task
+        )  # do not use coalesce, which would also run the preceding steps in one task
     if sort_by:
         ranged = rows.repartitionByRange(files, *sort_by) if files else rows.repartitionByRange(*sort_by)
         return ranged.sortWithinPartitions(*sort_by)

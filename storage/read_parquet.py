@@ -44,8 +44,8 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 def concat_parts(parts: Iterable[pa.Table]) -> pa.Table:
     """Returns the rows of all parts of a table. The parts have the same columns, of the same types.
 
-    Spark marks columns that cannot be null in the schema, and Arrow does not. Each also writes its own
-    metadata. `pa.concat_tables` would refuse parts with different marks or metadata; this function accepts
+    Spark marks columns that cannot be null in the schema, and Arrow does not. Both also write metadata of
+    their own. `pa.concat_tables` would refuse parts with different marks or metadata; this function accepts
     them.
     """
     return pa.concat_tables([_plain(part) for part in parts])

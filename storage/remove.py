@@ -210,7 +210,7 @@ class DateFiles:
 
     @property
     def is_of_job(self) -> bool:
-        """Returns whether a job wrote the date.
+        """Returns whether a job wrote the files of the date.
 
         If not, a user or another program wrote the files of the folder.
         """

@@ -31,7 +31,7 @@ class RunContext:
     Attributes:
         name: the name of the job, such as `build_features`.
         run_date: the ISO date for which the job runs.
-        phases: maps each phase that has ended to its seconds.
+        phases: maps each phase that has ended to its duration in seconds.
         open_session: builds the Spark session. The function is called when the session is first needed. So a
             job that finds bad input before that starts no executors.
         recorder: records which data the run reads and publishes. The code that runs a job passes the lineage

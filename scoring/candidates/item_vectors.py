@@ -117,7 +117,7 @@ class TopItems:
             raise DataError(
                 f"{self.scorer}: the dot product of user {users[user]} and "
                 f"the item with index {first + column} is NaN",
-                "look for NaN or infinite features of this user and item, or a diverged model; train again",
+                "look for NaN or infinite features of this user and item; if there are none, train again",
             )
 
 

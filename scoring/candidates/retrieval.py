@@ -419,7 +419,7 @@ def not_finite(scorer: str, owner: str) -> DataError:
     """
     return DataError(
         f"{scorer}: the vector of {owner} has NaN or infinite elements",
-        "look for NaN or infinite features of this user or item, or a diverged model; train again",
+        "look for NaN or infinite features of this user or item; if there are none, train the model again",
     )
 
 

@@ -3,7 +3,8 @@
 An evaluation has five steps. gate_run.py runs these steps in order:
 
 1. gate_run.py measures both models on the same test rows and compares the measures.
-2. gate_lists.py measures the lists of both models for the same users. gate_run.py compares them.
+2. gate_lists.py measures the recommendation lists of both models for the same users. gate_run.py compares the
+   measures.
 3. gate_run.py checks how far the challenger's scores differ from the champion's, and how far the data differ
    from the train days.
 4. gate.py (this file) decides. It uses only the measures and the results of the checks, and reads no table.
@@ -28,8 +29,8 @@ from metrics.bootstrap import Interval
 
 Level = Literal["ok", "warn", "hold"]
 
-# Name of the check that fails if a person decided against the challenger (gate_run.py). Unlike other checks,
-# this check can also prevent the promotion of a first model.
+# Name of the check that fails if a person decided against the challenger (gate_run.py). It prevents the
+# promotion even if there is no champion yet, when most other checks only warn.
 STANDING = "standing"
 
 
@@ -42,7 +43,7 @@ class GateMeasure:
         label: the name of the measure in messages.
         setting: the configuration key of the margin; None if the measure has no margin.
         remedy: what messages recommend, besides a larger margin, if the interval is too wide.
-        few: the reason in messages if there is no interval: what the test split has too little of.
+        few: the reason that messages give if the confidence interval cannot be computed.
         sign: -1 if a smaller value is better, otherwise 1.
     """
 
@@ -60,7 +61,7 @@ _LOG_LOSS = GateMeasure("log_loss", "log loss", "gate.log_loss_margin", sign=-1)
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The figures of one model on the test rows that the gate compares.
+    """The measures of one model on the test rows.
 
     Attributes:
         auc: area under the ROC curve.
@@ -136,9 +137,10 @@ def decide(
 ) -> Verdict:
     """Promotes the challenger unless a check has the level `hold`.
 
-    A first model is promoted even if checks of quality or drift fail, because no other model could serve.
-    In this case, checks that would prevent the promotion become warnings. There are two exceptions: a first
-    model is not promoted if its AUC is not finite, or if a person decided against the promotion.
+    If there is no champion yet, the challenger is promoted even if checks of quality or drift fail, because
+    no other model could serve. In this case, checks that would prevent the promotion become warnings. There
+    are two exceptions: this first model is not promoted if its AUC is not finite, or if a person decided
+    against the promotion.
 
     Args:
         gate: the section `gate` of the configuration.
@@ -180,7 +182,7 @@ def level_of(value: float | None, warn: float | None, hold: float | None) -> tup
 
 
 def _verdict(lead: str, checks: list[GateCheck]) -> Verdict:
-    """Returns the verdict: the challenger is promoted unless one of these checks has the level `hold`.
+    """Returns the verdict: the challenger is promoted unless one of `checks` has the level `hold`.
 
     The reason begins with `lead`. If `lead` is empty, the reason begins with the message of the check of the
     AUC. The messages of the other checks with the level `hold` follow.

@@ -108,8 +108,8 @@ def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[Mod
     are more than `gate.lists_users` of them, the function takes the users with the smallest hashes of their
     keys. All items with a row before the test are ranked. A user's list consists of the k items with the
     highest probabilities. A list does not contain items that are excluded because of the user's rows before
-    the test. The sources, filters and rules of published lists do not apply. A click on an item that is not
-    ranked counts as missed.
+    the test. The candidate sources, filters and business rules of published lists do not apply. A click on an
+    item that is not ranked counts as missed.
     """
     k, most_users = context.config.score.k, context.config.gate.lists_users
     reason = reason_against_lists(context, models)
@@ -141,7 +141,7 @@ def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[Mod
 
 
 def _of_users(rows: Rows, users: Rows) -> Rows:
-    """Returns the rows of these users."""
+    """Returns the rows whose user_key is in `users`."""
     text = "SELECT /*+ BROADCAST(users) */ * FROM {rows} AS rows SEMI JOIN {users} AS users USING (user_key)"
     return query(text, rows=rows, users=users)
 
@@ -193,7 +193,8 @@ def sampled_users(
 def publish_items(context: RunContext, dataset: Dataset, model: ModelInfo) -> Manifest:
     """Publishes the ranked items as the table `gate_items`, if they are not published yet.
 
-    Workers read the items from these files. The features are those of `features_before_test`.
+    Workers read the items from these files. The features are computed from rows before the test split
+    (features_before_test.py).
     """
     version, attributes = model.spec.workflow_version, context.config.items
     inputs = {"dataset": dataset.digest, "workflow": version}

@@ -62,7 +62,7 @@ from storage.manifest import is_published, read_manifest
 from storage.run_context import RunContext
 from training.registry.versions import ChampionDecision
 
-# Maps `split.by` to the remedy if the test split lacks clicks or non-clicks.
+# Maps each value of `split.by` to the remedy in the error for a test split without clicks or non-clicks.
 _MORE_TEST_ROWS = {
     "day": "choose a run date whose test days have both, or set more test days (split.test_days)",
     "fraction": "lower split.train or split.validation, so that more rows are in the test split",
@@ -467,7 +467,7 @@ def best_auc(context: RunContext, dataset: Dataset) -> float | None:
 
 
 def _headline(measures: ModelMeasures, lists: ListFigures | None) -> dict[str, Any]:
-    """Returns the figures of a model that the registry records."""
+    """Returns the figures that the registry records for a model."""
     ranking = {"ranking": dict(measures.ranking)} if measures.ranking else {}
     of_lists = {"lists": lists.to_facts()} if lists else {}
     return {**{name: measures.facts[name] for name in HEADLINE}, **ranking, **of_lists}
@@ -657,7 +657,7 @@ def _count_units(rows: Rows) -> int:
 
 
 def _unit_of(spec: FeatureSpec) -> str:
-    """Returns the column that is hashed into UNIT: the user, or the row id if the log has no user column.
+    """Returns the column whose hash is the column UNIT: the user, or the row id without a user column.
 
     Rows with the same value of UNIT are resampled together. Row ids start at 0 on each day. So without a user
     column, rows of different test days with equal row ids are also resampled together.

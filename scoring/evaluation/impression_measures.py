@@ -38,7 +38,7 @@ _FITS = "fits"
 
 
 def find_impressions(context: RunContext) -> RawFiles | None:
-    """Returns the log files of the day after the lists; None if no file exists or no log is configured.
+    """Returns the impression log of the day after the run date; None if it is not configured or has no file.
 
     Logs a warning if a log is configured, but has no file of this day.
     """
@@ -49,7 +49,10 @@ def find_impressions(context: RunContext) -> RawFiles | None:
     raw = find_raw(context.config, settings, day, context.recorder)
     if raw is None:
         pattern = raw_path(context.config, settings, day)
-        log.warning("impressions: there is no file at %s, so shown entries are not measured", pattern)
+        log.warning(
+            "impressions: there is no file at %s, so the list entries that were shown are not measured",
+            pattern,
+        )
     return raw
 
 
@@ -115,7 +118,10 @@ def _lists(context: RunContext, published: Manifest, has_variants: bool) -> Rows
 
 
 def _compare(logged: Rows, lists: Rows, settings: Impressions, has_variants: bool) -> Rows:
-    """Returns the distinct impressions: `times` counts the log's rows, and `fit` is `fits` or a reason."""
+    """Returns the distinct impressions, with the columns `times` and `fit`.
+
+    `times` is the number of log rows of the impression. `fit` is `fits` or one of `REASONS`.
+    """
     distinct = query(
         f"""
         SELECT user_key, item_key, position, logged_variant, logged_version, {ERROR}, count(*) AS times
@@ -161,7 +167,10 @@ def _compare(logged: Rows, lists: Rows, settings: Impressions, has_variants: boo
 
 
 def _counts(fits: Rows) -> Rows:
-    """Returns, for each value of `fit`, the numbers of impressions and of log rows, and one error if any."""
+    """Returns the numbers of impressions and of log rows for each value of `fit`.
+
+    The row of `invalid` also has the error of an unreadable file, if there is one.
+    """
     return query(
         f"""
         SELECT fit, count(*) AS impressions, CAST(sum(times) AS BIGINT) AS logged, min({ERROR}) AS {ERROR}
@@ -402,7 +411,10 @@ def why_unknown(config: Config, published: Manifest) -> str | None:
     if changing:
         return f"score.rules.{changing[0]} changes the probabilities of the draws"
     if rules is not None and rules.packages:
-        return f"rules of packages may change the probabilities of the draws: {sorted(rules.packages)}"
+        return (
+            "rules from installed packages may change the probabilities of the draws: "
+            f"{sorted(rules.packages)}"
+        )
     return None
 
 

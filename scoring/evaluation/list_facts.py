@@ -48,8 +48,8 @@ def relevance_facts(
 
     Args:
         published: the manifest of the lists.
-        measured: the relevance of each kind of lists.
-        counts: the counts of items of each kind of lists.
+        measured: maps each kind of lists to its relevance.
+        counts: maps each kind of lists to the counts of its items.
     """
     lists, popular = measured.get(PUBLISHED, NO_LISTS), measured.get(POPULAR, NO_LISTS).warm
     warm, cold = lists.warm, lists.cold
@@ -80,11 +80,11 @@ def coverage(counts: Mapping[str, ListedItems], kind: str, published: Manifest) 
 def truth_facts(
     published: Manifest, measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, Any] | None:
-    """Returns the figures of the lists that are ranked by the true probabilities.
+    """Returns the figures of the lists that `true_lists` ranked by the true probabilities.
 
     These lists were made only for users with clicks, so their coverage is computed from fewer lists than the
     coverage of the published lists. `share_of_best` is the hit rate of the published lists divided by the hit
-    rate of the lists BEST.
+    rate of the lists of the kind BEST.
 
     The arguments are those of `relevance_facts`. Returns None if the true probabilities are unknown.
     """
@@ -105,7 +105,7 @@ def truth_facts(
 def shown_kinds(
     measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, MeasuredLists]:
-    """Returns the kinds of lists that are measured for new users and items; BEST only if it was measured."""
+    """Returns the measures of the kinds that are shown for new users and items; of BEST only if it exists."""
     kinds = [PUBLISHED, POPULAR, *([BEST] if BEST in counts else [])]
     return {kind: measured.get(kind, NO_LISTS) for kind in kinds}
 
@@ -170,7 +170,7 @@ def _lists_of_part(maker: _ListMaker, users: pa.Table, index: int) -> Iterator[p
 
 @dataclass(frozen=True)
 class _ListMaker:
-    """Makes the lists of batches of users when it is called. `item_keys[i]` is the key of item number i."""
+    """A function object that makes the lists of batches of users. `item_keys[i]` is the key of item i."""
 
     item_keys: tuple[str, ...]
     generated: GeneratedDays

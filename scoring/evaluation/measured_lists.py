@@ -99,7 +99,7 @@ def ideal_gains(k: int) -> list[float]:
 
 KIND = "kind"
 
-# Additional names in the result of `count_items`. The other names are the kinds of lists.
+# Keys in the result of `count_items`, besides the kinds of lists.
 CLICKS, ITEMS = "clicks", "items"
 _GROUPS = ("warm", "cold", "new_users", "known_users", "new_items")
 
@@ -227,7 +227,7 @@ def measure_kinds(
 def count_items(lists: Rows, positives: Rows, items: Rows) -> dict[str, ListedItems]:
     """Returns counts of the items in each kind of lists, in the clicks (CLICKS) and in all items (ITEMS).
 
-    The arguments are those of `measure_kinds`. A name without rows has no entry.
+    The arguments are those of `measure_kinds`. A kind, CLICKS or ITEMS without rows has no entry.
     """
     counts = query(
         f"""
@@ -264,7 +264,7 @@ def count_items(lists: Rows, positives: Rows, items: Rows) -> dict[str, ListedIt
 
 
 def _sums(name: str, chosen: str, hits: str, ndcg: str) -> list[str]:
-    """Returns SQL for sums over the users for whom `chosen` is true; `_relevance` computes their means."""
+    """Returns SQL for sums over the users for whom `chosen` is true; `_relevance` turns sums into means."""
     return [
         f"count(CASE WHEN {chosen} THEN 1 END) AS {name}_users",
         f"count(CASE WHEN ({chosen}) AND {hits} > 0 THEN 1 END) AS {name}_hits",

@@ -5,7 +5,7 @@ sums. The driver combines the rows of sums, so the driver's memory does not grow
 
 The AUC is the share of the pairs of a click and a non-click in which the click has the higher probability.
 This computation is exact: each task counts these pairs within its range. If the two rows of a pair are in
-different ranges, the click has the higher probability if its range is the higher one.
+different ranges, the row in the higher range has the higher probability.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from storage.run_context import RunContext
 
 
 def rows_of_day(context: RunContext, day: str) -> Rows:
-    """Returns user_key, item_key and label of each good row of a day's log.
+    """Returns user_key, item_key and label of each row of a day's log that can be parsed.
 
     If build_features has published the features of this log, the function reads them, because parsing the log
     takes longer. The features include rows with the label 0 that the section `negatives` added.
@@ -32,7 +32,7 @@ def rows_of_day(context: RunContext, day: str) -> Rows:
 
 
 def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, Manifest] | None:
-    """Returns the published features of a day, which the workflow of that day's dataset computed.
+    """Returns the partition and the manifest of a day's features, by the workflow of that day's dataset.
 
     Returns None if no features are published, or if they were computed from another log or by other settings.
     """

@@ -1,6 +1,8 @@
 """Finds a run date's serving model and blend, and checks that both match the tables of the date.
 
-The champion serves, or the champion's refit if one exists (training/registry/refits.py).
+The champion serves, or its refit if one exists: the same model, trained again on the rows of all splits
+(training/registry/refits.py). A blend is a set of weights that combine the model's scores with those of the
+sources of candidates.
 """
 
 from __future__ import annotations

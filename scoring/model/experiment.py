@@ -52,8 +52,8 @@ def read_treatment(
         control: the model of the control.
 
     Raises:
-        ConfigError: the model does not exist or cannot make lists, or build_features did not compute the
-            features of its workflow for the run date.
+        ConfigError: the treatment's model does not exist or cannot make lists, or build_features did not
+            compute the features of its workflow for the run date.
     """
     lake = context.lake
     experiment = served_experiment(context.config, lake, context.run_date)

@@ -26,7 +26,7 @@ def launch_ahead(
 ) -> Iterator[Result]:
     """Yields `finish(launch(item))` for each item, in the order of the items.
 
-    Up to `ahead` items are launched before the result of an earlier item is read. If an item or its launch
+    Up to `ahead` items are launched before the result of an earlier item is read. If `items` or `launch`
     raises an error, the consumer gets the error after all earlier results.
 
     Args:

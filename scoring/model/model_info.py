@@ -34,7 +34,7 @@ class ModelInfo:
 
     @property
     def refit_of(self) -> str | None:
-        """Returns the champion that this model refits; None if this model is not a refit."""
+        """Returns the version of the champion that this model refits; None if this model is not a refit."""
         return self.description.get("refit_of")
 
     def score_kind(self, config: Config) -> ScoreKind:

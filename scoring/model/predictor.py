@@ -333,8 +333,8 @@ class WorkerModels:
     ) -> Loaded:
         """Calls `load` with a request and the predictor of its model, and returns the result.
 
-        For each function `load`, the latest result stays in memory. The same request then gets it without a
-        call.
+        For each function `load`, the latest result stays in memory. If the next call has the same request, it
+        returns this result and does not call `load`.
 
         Args:
             load: `load_recommender` or `load_retriever`.

@@ -51,7 +51,7 @@ _GPU_KEPT_SHARE = 2
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """Replaces the factorization of a model that has none.
+    """A substitute with the interface of a factorization, for models that have none.
 
     In a factorization, the model computes the part of a user or item from this user or item alone. Here the
     part is the unchanged input row. The input of a pair is the sum of the user's row and the item's row.

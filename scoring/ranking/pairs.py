@@ -131,7 +131,7 @@ class CandidateLists:
     """The candidates of the users of one batch.
 
     The items of all lists are one array. Items that are out of range or repeated in a list are an error. On a
-    CPU, each list is checked when it is needed. On another device, `to` starts one check of all lists. It
+    CPU, each list is checked when it is needed. On another device, `to` starts one check of all lists. `to`
     also replaces indices that are out of range, so that lookups do not fail. The caller must then check
     `wrong` before it uses a result, and call `require_right` to raise the error.
 
@@ -196,11 +196,11 @@ class CandidateLists:
     def to(self, device: torch.device) -> CandidateLists:
         """Copies the lists to the device, and starts their check there. Returns this object.
 
-        The host does not wait. The check sets `wrong`, a () bool tensor on the device. It is true if
-        `require_right` would raise an error.
+        The host does not wait. The check sets `wrong`, a bool tensor of shape () on the device, which is true
+        if `require_right` would raise an error.
 
         Raises:
-            DataError: there are no items, and `require_right` finds a wrong list.
+            DataError: there are no items, but the list of a user contains an item index.
         """
         if device.type == "cpu":
             return self
@@ -312,7 +312,7 @@ class CandidateLists:
         return None
 
     def _refuse_first(self, users: slice) -> None:
-        """Raises DataError for the first user with a wrong list. At least one index must be out of range."""
+        """Raises DataError for the first user with a wrong list. Call it only if an index is out of range."""
         for user in range(users.start, users.stop):
             indices = self._list_of(user)
             if len(indices) and (indices.min() < 0 or indices.max() >= self._num_items):
@@ -333,7 +333,8 @@ class CandidateLists:
     def _listed_of(self, users: Indices) -> NDArray[np.integer[Any]]:
         """Returns the concatenated lists of users with a list, or the excluded items of users without a list.
 
-        The users must be consecutive among the users of the same kind.
+        Pass only users with a list, or only users without one, and leave out none of them between the first
+        and the last.
         """
         if not len(users):
             return self._values[:0]

@@ -37,7 +37,9 @@ from training.models.factorization import Part
 
 # Computes the scores of candidates, by a model or by a blend, and their ranking keys.
 
-_FIND_NAN = "look for NaN or infinite features of this user and item, or a diverged model; train again"
+_FIND_NAN = (
+    "look for NaN or infinite features of this user and item; if there are none, train the model again"
+)
 _LEAVE_FP16 = "; float16 has no numbers above 65,504: try --set score.precision=bf16"
 
 
@@ -101,9 +103,9 @@ class ListScorer:
             candidate: (R, W) bool, whether the item is a candidate; None if all are candidates.
             users: (R,) the user of each row, as an index into `names`.
             names: the keys of the users.
-            found_nan: a list to which the function appends a () bool tensor on the device. It is true if the
-                score of a candidate is NaN. With this list, a NaN raises no error, and the host does not wait
-                for the scores.
+            found_nan: a list to which the function appends a bool tensor of shape () on the device, which is
+                true if the score of a candidate is NaN. With this list, a NaN raises no error, and the host
+                does not wait for the scores.
 
         Raises:
             DataError: the score of a candidate is NaN, or a rule of another package made it NaN.
@@ -181,8 +183,8 @@ class _LaunchedLists:
         names: their keys.
         rank_again: computes the ranking keys again, to raise the error for a score that is NaN.
         ruled_lists: the lists that the business rules chose; None without rules.
-        best: without rules, the U · K highest ranking keys, followed by two flags: whether a list of the
-            batch is wrong, and whether a score of the block is NaN.
+        best: without rules, one array with the K highest ranking keys of each of the U users, followed by two
+            flags: whether a list of the batch is wrong, and whether a score of the block is NaN.
     """
 
     block: _Block

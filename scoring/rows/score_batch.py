@@ -58,7 +58,7 @@ def score_batch(predictor: Predictor, batch: pa.RecordBatch, keep: Sequence[str]
         raise DataError(
             f"model {predictor.version} scores the row {row} as NaN "
             f"({int(wrong.sum())} of the {batch.num_rows} rows of this batch are NaN)",
-            "look for NaN or infinite features in this row, or a diverged model; train again",
+            "look for NaN or infinite features in this row; if there are none, train the model again",
         )
     kept = [batch.column(name) for name in keep]
     return pa.RecordBatch.from_arrays([*kept, pa.array(probabilities.numpy())], names=[*keep, PROBABILITY])

@@ -313,9 +313,9 @@ class _DeviceRows:
         """Returns the inputs of a model for the columns (C, R) of a block.
 
         Returns:
-            The dense inputs (R, D) float32; the ids (R, W) int32; and a () bool: whether an id is outside its
-            cardinality. If this is true, all ids are replaced by 0. With such an id, the lookup of the
-            embedding vectors would fail, and then the process could no longer use the GPU.
+            The dense inputs (R, D) float32; the ids (R, W) int32; and a bool tensor of shape (): whether an
+            id is outside its cardinality. If this is true, all ids are replaced by 0. With such an id, the
+            lookup of the embedding vectors would fail, and then the process could no longer use the GPU.
         """
         with self._on_copies():
             # The kernel expects labels in the first column. Rows to score have no labels, so the numbers in

@@ -145,7 +145,7 @@ def _require_scores(name: str, scores: Tensor, before: Tensor) -> None:
 
 
 def _require_tensor(name: str, function: str, result: Any, flags: Sequence[int] | None = None) -> None:
-    """Raises ConfigError unless `result` is a tensor. With `flags`, it must be bools of this shape."""
+    """Raises ConfigError unless `result` is a tensor; with `flags`, a bool tensor of this shape."""
     is_tensor = isinstance(result, Tensor)
     if is_tensor and (flags is None or (result.dtype == torch.bool and result.shape == tuple(flags))):
         return

@@ -43,7 +43,8 @@ def read_attribute(table: AttributeTable) -> pa.Table:
         DataError: a file of the table cannot be read or lacks a column, a row cannot be parsed, or an item
             has several rows.
     """
-    # This module imports pyspark, which may be missing in a process whose rules use no attributes.
+    # Import this only here: it needs pyspark, which may be missing in a process whose rules use no
+    # attributes.
     from etl.prepare.attributes import read_whole_table
 
     of_roles, names = typed_table(table)
@@ -67,7 +68,7 @@ def read_attribute(table: AttributeTable) -> pa.Table:
 
 
 def typed_table(table: AttributeTable) -> tuple[RawTable, dict[str, str]]:
-    """Returns the table's schema, and maps `table.key` and `table.column` to their names in this schema."""
+    """Returns the table's schema, and the names of `table.key` and `table.column` in it, as a dict."""
     return table.attribute.typed({table.key: "string", table.column: "string"})
 
 

@@ -90,7 +90,7 @@ def _ensemble(name: str, source: str, columns: Sequence[Tensor], inputs: ServedI
 
 
 def raw_type(kind: str) -> str:
-    """Returns the data type of the input that a raw column becomes.
+    """Returns the data type of Triton's input for a raw column.
 
     Numbers are doubles, so that NaN can represent a missing value. Lists are texts in JSON, because all rows
     of an input must have the same number of elements.

@@ -54,7 +54,7 @@ from storage.paths import LakePaths
 from training.export.write_export import DESCRIPTION
 
 CONFIG, SERVED = "config.pbtxt", "served.json"
-_MODELS = (WORKFLOW, RANKER, LOOKUP, ONLINE_ENSEMBLE, ENSEMBLE)  # the last model has the file served.json
+_MODELS = (WORKFLOW, RANKER, LOOKUP, ONLINE_ENSEMBLE, ENSEMBLE)  # the last folder has the file served.json
 _OF_TREATMENT = (TREATMENT_ONLINE_ENSEMBLE, TREATMENT_ENSEMBLE)
 Variant = Literal["control", "treatment"]
 _PYTHON = (

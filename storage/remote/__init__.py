@@ -247,7 +247,9 @@ class RangeFile(io.RawIOBase):
         length = left if size is None or size < 0 else min(size, left)
         data = self._read_range(self._at, length) if length else b""
         if len(data) != length:
-            raise OSError(f"read {len(data)} of {length} bytes at {self._at}: the file has been replaced")
+            raise OSError(
+                f"got {len(data)} of {length} bytes from position {self._at}: the file has been replaced"
+            )
         self._at += length
         return data
 

@@ -71,7 +71,7 @@ def delta_options(authority: str) -> dict[str, str]:
 
 
 class _Azure(RangeHandler):
-    """The blobs of all accounts. The part of a path before its first slash names container and account."""
+    """The handler for blobs of all accounts. A path begins with the container and the account."""
 
     scheme = "abfss"
 
@@ -176,7 +176,7 @@ class _NewBlob:
             self._stage(_BLOCK_BYTES)
 
     def finish(self) -> None:
-        """Gives the blob its name."""
+        """Makes the blob visible under its name."""
         from azure.storage.blob import BlobBlock
 
         if self._blocks and self._buffer:
@@ -188,7 +188,7 @@ class _NewBlob:
                 self._blob.upload_blob(bytes(self._buffer), overwrite=True)
 
     def abandon(self) -> None:
-        """Creates no blob from the uploaded blocks, which Azure deletes after a week."""
+        """Discards the blob: Azure deletes the uploaded blocks after a week."""
         self._blocks.clear()
 
     def _stage(self, length: int) -> None:

@@ -42,7 +42,7 @@ def hdfs() -> fs.FileSystem:
 
 
 class _Hdfs(RangeHandler):
-    """The files of all name nodes. The part of a path before its first slash is the name node."""
+    """The handler for files of all name nodes. The part of a path before its first slash is the name node."""
 
     scheme = "hdfs"
 

@@ -231,4 +231,4 @@ def test_a_truncated_data_file_stops_it(lake: LakePaths, capsys: pytest.CaptureF
 
 def test_what_is_no_lake_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--lake", str(tmp_path)]) == 3
-    assert "holds no file of a lake" in capsys.readouterr().err
+    assert "is not a data lake: it contains no file that the jobs write" in capsys.readouterr().err

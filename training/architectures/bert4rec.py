@@ -10,13 +10,13 @@ model (training/models/sequence_model.py).
     H = block_n(… block_1(Dropout(x)))                                     (equations 1 to 6)
     logit = ⟨GELU(W_P H_0 + b_P), M[item]⟩ + b_O[item]                     (equation 7)
 
-M has a row for each item, and P a row for each place. s_p is the item at place p of the history. The most
-recent item is at place 1. For an empty history, the sequence is the mask alone. The inputs of the first block
-have dropout, as in BERT: the authors' program uses BERT's layers.
+M has a row for each item, and P a row for each position. s_p is the item at position p of the history. The
+most recent item is at position 1, and the mask at position 0. For an empty history, the sequence is the mask
+alone. The inputs of the first block have dropout, as in BERT: the authors' program uses BERT's layers.
 
-Only the last place is masked. The paper masks random places of a user's sequence. In addition, the paper
-trains on samples with a mask only at the last place, because scoring uses such inputs (section 3.6). Here
-every row of the log is such a sample, with the history before the row. We mask no random places, for two
+Only the end of the sequence is masked. The paper masks random positions of a user's sequence. In addition,
+the paper trains on samples with a mask only at the end, because scoring uses such inputs (section 3.6). Here
+every row of the log is such a sample, with the history before the row. We mask no random positions, for two
 reasons. Negatives are drawn only for the item of a row, not for the items of its history. Also, each item of
 a history is the item of an earlier row, where the model predicts it from the mask.
 

@@ -19,8 +19,8 @@ Differences from the paper, which docs/decisions/sequence-models.md#0052 explain
 * The activation is PReLU. The paper proposes Dice, and compares it with PReLU (section 5.3).
 * The paper's mini-batch aware regularization (section 5.2) is not implemented; `train.l2` is similar.
 
-Notation: B rows, D dense features, C features that are ids, W columns of ids, L places of a history, E
-embedding_dim, H the width of the first hidden layer of the activation unit.
+Notation: B rows, D dense features, C features that are ids, W columns of ids, L the number of positions of a
+padded history, E embedding_dim, H the width of the first hidden layer of the activation unit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ActivationUnit(nn.Module):
     Args:
         dim: E.
         widths: widths of the hidden layers.
-        calls_per_row: L, because the layers run once for each place of a row's history.
+        calls_per_row: L, because the layers run once for each position of a row's history.
     """
 
     def __init__(self, dim: int, widths: Sequence[int], calls_per_row: int) -> None:

@@ -159,7 +159,7 @@ class FactorizedDLRM:
         return SharedItems(self._top, self._bottom if self._mixed else None, items, user_vectors)
 
     def _side_vectors(self, side: Side, dense: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a side's vectors (R, V, E), and the top MLP's inputs (R, K_side) that depend only on it."""
+        """Returns a side's vectors (R, V, E), and the top MLP's inputs (R, K_side) of this side only."""
         model = self._model
         vectors = model.embedding(categorical)
         enters = self._first_side is side

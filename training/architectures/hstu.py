@@ -10,13 +10,13 @@ clicks, these ages add another bias.
     x_p = √E · M[s_p],   F = LN(block_n(… block_1(Dropout(x))))
     logit = ⟨F_0, M[item]⟩ + b
 
-s_p is the item at place p of the history. The most recent item is at place 0. For an empty history, F_0 is a
-learned vector. The bias b and the vectors of other features (training/models/sequence_model.py) extend the
-paper's model.
+M[i] is the vector of item i, and s_p is the item at position p of the history. The most recent item is at
+position 0. For an empty history, F_0 is a learned vector. The bias b and the vectors of other features
+(training/models/sequence_model.py) extend the paper's model.
 
 In the paper, a training example is one sequence of items and actions of a user. Here each row of the log is
 one example with the history before it, as in the other sequence models (training/architectures/sasrec.py).
-Vectors of items do not depend on their places. If a batch contains the rows of a user together
+Vectors of items do not depend on their positions. If a batch contains the rows of a user together
 (`train.shuffle=users`), successive histories share items. Then a model with one block encodes each shared
 item only once (`Timelines`).
 

@@ -28,7 +28,8 @@ Differences from the paper:
   the items of the history in y. If `history_weight` is 0, y is the row's item alone, and other losses may be
   used.
 
-Notation: B rows, S distinct histories, L places, E width of the first hidden layer, K latent_dim.
+Notation: B rows, S distinct histories, L the number of positions of a padded history, E width of the first
+hidden layer, K latent_dim.
 """
 
 from __future__ import annotations

@@ -8,17 +8,17 @@ embedding). Two terms extend the paper's model: a bias, and the vectors of other
     x_p = √E · M[s_p] + P[p],   F = LN(block_n(… block_1(Dropout(x))))     (equations 1 to 8)
     logit = ⟨F_0, M[item]⟩ + b                                             (equation 9)
 
-s_p is the item at place p of the history. The most recent item is at place 0. For an empty history, F_0 is a
-learned vector.
+M[i] is the vector of item i, P[p] the vector of position p, and s_p the item at position p of the history.
+The most recent item is at position 0. For an empty history, F_0 is a learned vector.
 
 In the paper, a training example contains a user's sequence, and the model predicts the next item at each
-place. Here each row of the log is one example with its own history. Both methods give the same examples. If a
-batch contains the rows of a user together (`train.shuffle=users`), successive histories share items. Then a
-model with one block computes keys and values once for all rows that share an item (`Timelines` in
-training/models/sequence.py). The same item has different places in different rows, because places are counted
-from the most recent item. But keys and values are linear functions of the sum of an item's vector and a
-place's vector, so both terms can be computed separately. A second block cannot share anything: its inputs are
-the outputs of the first block, which depend on the places.
+position. Here each row of the log is one example with its own history. Both methods give the same examples.
+If a batch contains the rows of a user together (`train.shuffle=users`), successive histories share items.
+Then a model with one block computes keys and values once for all rows that share an item (`Timelines` in
+training/models/sequence.py). The same item has different positions in different rows, because positions are
+counted from the most recent item. But keys and values are linear functions of the sum of an item's vector and
+a position's vector, so both terms can be computed separately. A second block cannot share anything: its
+inputs are the outputs of the first block, which depend on the positions.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """
