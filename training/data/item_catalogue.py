@@ -63,9 +63,9 @@ class ItemCatalogue:
     positive_weight: float | None = None
 
     def expected(self, batch: Batch) -> tuple[float | Tensor, float | None]:
-        """Returns the expected sum of weights, and the expected number, of positive rows in a global batch.
+        """Returns two expected values for the positive rows of a global batch: sum of weights, and number.
 
-        If rows have no weights, both are equal, and the second result is None.
+        If rows have no weights, the first value is the number of positive rows, and the second is None.
 
         Args:
             batch: a batch of the loader; its `global_weight` is the number of rows.
@@ -122,8 +122,9 @@ def read_catalogue(
     """Reads the catalogue of the train rows. Every rank must call this function with the same arguments.
 
     Args:
-        train_files: the files on which the model trains. Their items are in the catalogue.
-        earlier_files: the other files of the train split. Only their pairs of user and item are read.
+        train_files: the files on which the model trains. The items of their rows are in the catalogue.
+        earlier_files: the other files of the train split. Only the pairs of user and item are read from these
+            files.
         spec: the features.
         multi_hot: the number of ids of each list that are used.
         reading: the settings for local copies of files of an object store.

@@ -88,7 +88,7 @@ class LengthGroups:
         encode: Encode,
         ages: Tensor | None = None,
     ) -> Tensor:
-        """Encodes the sequences of each group. Places beyond those of the group are cut off before.
+        """Encodes the sequences of each group, after cutting them to the group's number of places.
 
         Args:
             vectors: (S, `longest`, E).
@@ -233,7 +233,7 @@ class RandomSequenceLayer(RandomLayer):
         return self.training and first_rows is not None and bool(self._seeds) and bool(len(first_rows))
 
     def _of_shards(self, draws: Tensor, first_rows: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
-        """Yields the rows of `draws` (S, …) that belong to each shard, and a generator for them.
+        """Yields, for each shard, its rows of `draws` (S, …) and a random generator for these rows.
 
         The numbers depend on the step, the shard and the width of `draws`. So groups of sequences of
         different lengths get different numbers.
