@@ -3,7 +3,7 @@
     step-<n>.json                               the index, written last: without it there is no checkpoint
     step-<n>.<attempt>.dense.safetensors        tensors that are equal on all ranks, written by rank 0
     step-<n>.<attempt>.rows-<rank>.safetensors  the table rows of a rank
-    step-<n>.<attempt>.part-<rank>.json         lists the files of a rank, until the index lists them
+    step-<n>.<attempt>.part-<rank>.json         lists the files of a rank; deleted when the index exists
 
 All ranks must be able to read and write the folder of these files, so the folder must be on a shared disk or
 an object store. At most one checkpoint is written at a time. Each rank needs host memory for a copy of the

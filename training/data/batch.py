@@ -131,7 +131,7 @@ class CatalogueItems:
         dense: (I, D) float32, the features of the items on their day.
         categorical: (I, W) int32.
         starts: the position of the first item of each day, followed by I.
-        own: (P,) int64, for each positive row, the position of its item on its day.
+        own: (P,) int64, for each positive row, the position (0 to I - 1) of the row's item on the row's day.
     """
 
     dense: Tensor

@@ -347,11 +347,11 @@ class ItemPositions:
         self._sorted, self._order = mix(catalogue.items + mix(day_of_item)).sort()
 
     def find(self, items: Tensor, days: Tensor) -> Tensor:
-        """Returns the position of each item on the day of its row, (P,) int64.
+        """Returns each item's position in the catalogue for the day of the item's row, (P,) int64.
 
         Args:
-            items: (P,) int64, hashes of item keys. Each item must have a train row on its day.
-            days: (P,) int64, days since 1970-01-01.
+            items: (P,) int64, hashes of the item keys of P rows. Each item must have a train row on that day.
+            days: (P,) int64, the days of the rows, counted from 1970-01-01.
         """
         place = torch.searchsorted(self._sorted, mix(items + mix(days)))
         return self._order[place.clamp(max=len(self._order) - 1)]

@@ -224,7 +224,7 @@ class Loader:
 
     @property
     def _widths(self) -> tuple[int, int]:
-        """The number of dense columns, and the number of columns of ids, of a pool."""
+        """The number of dense columns in a pool, and the number of columns of ids."""
         num_ids = len(self.spec.categorical) + sum(self.spec.list_lengths(self._multi_hot))
         return len(self.spec.dense) + self._has_weights, num_ids + self._key_columns
 
@@ -339,7 +339,7 @@ class Loader:
                     yield self._read(group, next(read, None))
 
     def _keyed(self, batch: Batch, epoch: int) -> Batch:
-        """Moves the columns of row keys and of weights, if there are any, out of the features of a batch."""
+        """Moves the columns with row keys and weights, if there are any, out of a batch's features."""
         if self._has_weights:
             batch = _separate_weights(batch, self._device)
         if not self._key_columns:

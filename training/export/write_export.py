@@ -108,7 +108,7 @@ def write_export(
         )
     target = local_folder(folder)
     if target.exists():
-        raise ConfigError(f"{target} exists already", "pass a folder that does not exist, or remove it")
+        raise ConfigError(f"{target} exists already", "pass a folder that does not exist, or remove this one")
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         scratch.mkdir(parents=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Settings(LossSettings):
-    """Cross-entropy of the item of a positive row among all items in the train rows of the row's day."""
+    """Cross-entropy of a positive row's item among all items that have a train row on the row's day."""
 
     compares: ClassVar[Compares] = "catalogue"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Settings(LossSettings):
-    """Cross-entropy of the item of a positive row among the items of all positive rows of the step.
+    """Cross-entropy of a positive row's item among the items of all positive rows of the step.
 
     Logits are corrected for the popularity of the items.
     """

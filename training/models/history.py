@@ -30,7 +30,7 @@ class Layout:
         history: index of the history's feature among the features that are ids.
         columns: the columns of the history in the categorical matrix.
         ages: the columns of the ages of the history's items; None if the model reads no ages.
-        num_ages: number of ids of ages.
+        num_ages: number of different age ids.
         cardinalities: number of rows of each feature in the table. If histories read the rows of the item's
             feature, the history's feature has only one row, for padding.
     """

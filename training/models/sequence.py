@@ -135,10 +135,11 @@ class Timelines:
         items: (T,) int64, the ids of the items, ordered by tile. The items of a timeline are adjacent, the
             oldest first.
         first_rows: (T,) int64, the first row of the sequence that adds the item to its timeline.
-        places: (T,) int64, the place of each item among the K * M places of items.
-        newest: (S,) int64, among these K * M places, the place of the most recent item of each sequence. For
+        places: (T,) int64, the position of each item in the flattened (K, M) matrix of the tiles' items.
+        newest: (S,) int64, the position of each sequence's most recent item in this flattened matrix. For
             an empty sequence, the value has no meaning.
-        rows: (S,) int64, the place of each sequence among the K * Q places of sequences.
+        rows: (S,) int64, the position of each sequence in the flattened (K, Q) matrix of the tiles'
+            sequences.
         distances: (K, Q, M) int64, the distance of each item of the tile from the most recent item of each
             sequence; negative for later items.
         lengths: (K, Q) int64, the number of items of each sequence; 0 at places without a sequence.
@@ -426,7 +427,7 @@ class PointwiseBlock(nn.Module):
         heads: number of attention heads, a divisor of E. All heads have the same biases.
         dropout: see `SequenceDropout`.
         length: L.
-        num_ages: number of ids of ages; 0 if the model reads no ages.
+        num_ages: number of different age ids; 0 if the model reads no ages.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float, length: int, num_ages: int = 0) -> None:
