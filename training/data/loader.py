@@ -87,7 +87,8 @@ class Loader:
         seed: seed of the random row order; None keeps the order of the files.
         multi_hot: the number of ids of each list that are used.
         device: the device of the training. If it is a GPU, pools are copied to it ahead of time.
-        reading: settings for the size and place of the pools and for how far ahead row groups are read.
+        reading: settings for the size of the pools, for where they are made, and for how far ahead row groups
+            are read.
         with_row_keys: whether batches have `row_keys`.
         kernel: whether Triton's kernels run on the device, so that one of them can make pools there.
         by_user: whether rows of a user stay next to each other (`train.shuffle=users`).

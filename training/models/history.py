@@ -3,8 +3,8 @@
 An item's vector is a row of the table. Except in Mult-VAE, an item has the same vector in a history and as
 the item of a row.
 
-Notation: B rows, S histories, W columns of ids, C features that are ids, L places of a history, E numbers per
-vector.
+Notation: B rows, S histories, W columns of ids, C features that are ids, L positions in a history, E numbers
+per vector.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class HistoryModel(nn.Module):
         """Returns the vectors of the items of `histories` (S, P) int.
 
         Returns:
-            (S, P, E) float32, zeros at padding, and (S, P) bool, whether a place has an item.
+            (S, P, E) float32, zeros at padding, and (S, P) bool, whether a position has an item.
         """
         is_item = histories != PAD_ID
         if torch.compiler.is_exporting():  # in an exported program, no shape may depend on ids
