@@ -79,7 +79,8 @@ class Forward:
     Args:
         model: the model, with dense parameters in float32. It must stay on its device.
         train: the settings; `precision`, `loss`, `compile` and `cuda_graphs` are used.
-        collectives: the ranks' collectives. A loss that compares the items of a step uses them.
+        collectives: the ranks' collectives. They are used by a loss that compares a row with the items of the
+            step.
 
     Raises:
         ConfigError: `train.cuda_graphs` is true without a GPU; `train.compile` or `train.cuda_graphs` is
