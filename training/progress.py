@@ -142,7 +142,9 @@ class _Server(socketserver.ThreadingTCPServer):
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
-            log.debug("the connection from %s is closed: %d are open", client_address, _MAX_CONNECTIONS)
+            log.debug(
+                "a connection from %s is refused, because %d are open", client_address, _MAX_CONNECTIONS
+            )
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:

@@ -228,7 +228,7 @@ def copy_lost(monkeypatch: pytest.MonkeyPatch, plan: TrainPlan) -> None:
 @pytest.mark.parametrize(
     "disturb, reason",
     [
-        (memory_missing, "a copy needs 0 MiB of memory on "),
+        (memory_missing, "a copy of the training's state needs 0 MiB of memory on "),
         (disk_full, "a checkpoint needs 0 MiB in "),
         (copy_lost, "is damaged"),
     ],

@@ -93,10 +93,10 @@ def test_warm_stops_where_it_cannot_and_says_why(lake: LakePaths) -> None:
     assert parent.version == "v08"
     with pytest.raises(
         DataError,
-        match=r"is warm, and .* cannot start from champion v08: it was trained on ids of workflow w1",
+        match=r"is warm, and .* cannot start from champion v08: the champion was trained on ids of workflow",
     ):
         find_parent(config, lake, dataset_of(9, "w2"))
-    with pytest.raises(DataError, match="it has already been trained on all train days"):
+    with pytest.raises(DataError, match="the champion has already been trained on all train days"):
         find_parent(config, lake, replace(dataset_of(8), run_date="2026-01-09"))
 
 

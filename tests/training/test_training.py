@@ -233,13 +233,16 @@ def test_a_challenger_starts_from_the_champion_only_where_that_fits(
     for changed, reason in [
         (
             (config, lake, replace(later, workflow_version="w2")),
-            "it was trained on ids of workflow w1, which stand for other values in workflow w2",
+            "the champion was trained on ids of workflow w1, which stand for other values in workflow w2",
         ),
-        ((make_config(lake, model={**MODEL, "top_mlp": [17]}), lake, later), "its section model is"),
+        (
+            (make_config(lake, model={**MODEL, "top_mlp": [17]}), lake, later),
+            "the champion has the section model",
+        ),
         ((segments_config(lake, retrain={"start": "fresh"}), lake, later), "train.retrain.start is fresh"),
         (
             (config, lake, replace(later, splits=dataset.splits)),
-            "it has already been trained on all train days",
+            "the champion has already been trained on all train days",
         ),
     ]:
         assert find_parent(*changed) is None

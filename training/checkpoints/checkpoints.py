@@ -3,7 +3,7 @@
     step-<n>.json                               the index, written last: without it there is no checkpoint
     step-<n>.<attempt>.dense.safetensors        tensors that are equal on all ranks, written by rank 0
     step-<n>.<attempt>.rows-<rank>.safetensors  the table rows of a rank
-    step-<n>.<attempt>.part-<rank>.json         lists the files of a rank, until the index lists them
+    step-<n>.<attempt>.part-<rank>.json         lists the files of a rank; deleted when the index exists
 
 All ranks must be able to read and write the folder of these files, so the folder must be on a shared disk or
 an object store. At most one checkpoint is written at a time. Each rank needs host memory for a copy of the
@@ -113,8 +113,9 @@ class Checkpoints:
 
         All ranks get the same result.
 
-        After the copy, at least a fifth of the available memory of each host must still be free. Ranks on one
-        host share its memory. The disk must have space for the files of all ranks.
+        After the state has been copied to host memory, at least a fifth of the memory that was available on
+        each host must still be free. Ranks on one host share its memory. The disk must have space for the
+        files of all ranks.
         """
         size = owned_state(trainer.state(), trainer.row_state(), leads=self._leads).bytes
         missing = max(size - self._host_copy.bytes, 0)  # a copy reuses the memory of the previous copy
@@ -127,8 +128,8 @@ class Checkpoints:
             available = min(fact[2] for fact in facts if fact[0] == host)
             if needed > 0.8 * available:
                 return (
-                    f"a copy needs {needed >> 20} MiB of memory on {host}, where {available >> 20} MiB are "
-                    "free"
+                    f"a copy of the training's state needs {needed >> 20} MiB of memory on {host}, where "
+                    f"{available >> 20} MiB are free"
                 )
         total, free = sum(fact[3] for fact in facts), facts[0][4]
         if free is not None and total > free:
@@ -197,7 +198,7 @@ class Checkpoints:
         """
         damaged: dict[int, str] = {}
         position: Position | None = None
-        changed = False  # whether another attempt deleted a checkpoint during its load
+        changed = False  # whether another attempt deleted a checkpoint while it was loaded
         while position is None and (newest := self._newest_except(damaged)) is not None:
             step, text = newest
             raise_on_all_ranks(self._collectives, self._version_error(step, text))
@@ -358,8 +359,8 @@ class Checkpoints:
 # no collectives, because all ranks must call collectives in the same order. At the next save, ranks exchange
 # the errors of their threads (`Checkpoints.wait`).
 
-# The first pause between two checks for the parts of other ranks. Each further pause is twice as long,
-# because every check is a request to the object store.
+# The first pause between two checks for the parts of other ranks. Each further pause is twice as long as the
+# one before, because every check is a request to the object store.
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -475,7 +476,7 @@ class CheckpointWriter:
             return self._error or InfrastructureError(
                 f"rank 0 cannot find the files that ranks {self._missing(range(self._num_ranks))} wrote to "
                 f"{self._folder}",
-                "put the lake on storage that all ranks share",
+                "put the data lake on storage that all ranks share",
             )
         return self._error
 
@@ -563,8 +564,8 @@ class CheckpointWriter:
         log.info(
             "checkpoint of step %d: another attempt at this training has written it", self._contents.step
         )
-        # On an object store, an index of this attempt may have existed for a moment. Another process may have
-        # read it and still need these files.
+        # On an object store, this attempt's index may have been readable for a moment (see `create_json`). A
+        # process that has read this index may still need these files.
         if file_io.is_local(self._folder):
             for name in names:
                 file_io.delete_file(f"{self._folder}/{name}")

@@ -40,7 +40,8 @@ class LoadedModel:
     Attributes:
         model: the model in evaluation mode.
         spec: the features of the model.
-        multi_hot: how many ids of each list the model uses, and how the vectors of these ids are pooled.
+        multi_hot: for features that are lists of ids: how many ids of a list the model uses, and how the
+            vectors of these ids are pooled.
         version: the model's version.
         description: the content of the model's model.json.
     """
@@ -168,8 +169,8 @@ def load_model(
         device: the device to load the model to.
         embeddings: `stored` keeps the dtype in which the table rows were saved. `int8` quantizes the rows in
             host memory, so that the device stores one byte per number. `on_demand` leaves the rows in the
-            files until a lookup needs them. With every value, a process reads each file once to compare its
-            checksum. A file of a model never changes, so one check is enough.
+            files until a lookup needs them. With each of these three values, a process reads each file once
+            to compare its checksum. A file of a model never changes, so one check is enough.
         kernels: the value of the setting `score.kernels`: `auto`, `triton` or `torch`.
         rows_mib: with `on_demand`, memory for rows that were read, in MiB.
 
@@ -286,8 +287,8 @@ def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[
         "another attempt has already published a complete model in %s; this attempt's model is discarded",
         path,
     )
-    # On an object store, a model.json that lists this attempt's files may have existed for a moment. Another
-    # process may have read it and still need these files.
+    # On an object store, a model.json that lists this attempt's files may have been readable for a moment
+    # (see `create_json`). A process that has read it may still need these files.
     if file_io.is_local(path):
         for file in files:
             file_io.delete_file(f"{path}/{file['name']}")

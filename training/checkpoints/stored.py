@@ -55,9 +55,9 @@ class StoredState:
         folder: path or URI.
         prefixes: maps the name of each file to the prefix that is added to the names of its tensors.
         rows: maps the name of each tensor with one entry per table row to the stored blocks of these rows.
-        cardinalities: the cardinalities of the features, in the order of the table. Cardinalities are needed
-            only to read models that early versions of this code saved. In such a model, each table is one
-            tensor, and model.json lists no blocks.
+        cardinalities: number of rows of each feature, in the order in which a table has the features. They
+            are needed only to read models that early versions of this code saved. In such a model, each table
+            is one tensor, and model.json lists no blocks.
     """
 
     def __init__(
@@ -273,8 +273,8 @@ def spans_of(places: NDArray[np.int64], gap: int, most_bytes: int, row_bytes: in
     Args:
         places: (N,) the indices of the rows in the file, ascending.
         gap: the largest number of bytes between neighbouring rows of a run.
-        most_bytes: the largest size of a run. Runs never cross a multiple of this size in the tensor (rounded
-            down to complete rows).
+        most_bytes: the largest size of a run. The tensor is divided into sections of this size (rounded down
+            to complete rows), and each run lies within one section.
         row_bytes: bytes of a row.
     """
     if not len(places):

@@ -116,7 +116,8 @@ class Pools:
             self._free.append(memory)
 
 
-# Some losses compare the user vector of a positive row with vectors of items. These classes hold the items.
+# Some losses compare the user vector of a positive row with vectors of items. The following classes hold
+# these items.
 #
 # Notation: I items, P positive rows, D dense features, W columns of ids. Rows of items have zeros in the
 # columns of features that do not have the scope `item`.
@@ -130,7 +131,7 @@ class CatalogueItems:
         dense: (I, D) float32, the features of the items on their day.
         categorical: (I, W) int32.
         starts: the position of the first item of each day, followed by I.
-        own: (P,) int64, for each positive row, the position of its item on its day.
+        own: (P,) int64, for each positive row, the position (0 to I - 1) of the row's item on the row's day.
     """
 
     dense: Tensor
@@ -186,8 +187,8 @@ class Vectors:
         users: (P, E) float32, the vectors of the users of this rank's positive rows.
         items: (I, E) float32, the vectors of the items of `compared`.
         compared: the items.
-        collectives: the ranks' collectives. A loss that calls them must be computed on all ranks, and all
-            ranks must run its backward pass.
+        collectives: the ranks' collectives. A loss that calls collectives must be computed on all ranks, and
+            all ranks must run its backward pass.
         bags: for a loss that compares rows with the catalogue, further target items of each row in addition
             to the row's item; None if rows have no further targets.
     """

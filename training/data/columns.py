@@ -174,7 +174,7 @@ def has_petastorm() -> bool:
 
 
 def _read_with_arrow(group: RowGroup, names: list[str]) -> dict[str, NDArray[Any]]:
-    """Returns the same columns as Petastorm.
+    """Reads columns of a row group with pyarrow; the result is the same as with Petastorm.
 
     Raises:
         DataError: the file is not a Parquet file, or its number of row groups differs from the manifest.

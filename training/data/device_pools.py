@@ -220,7 +220,7 @@ class DevicePoolWriter:
             place += len(rows)
 
     def _wrong_groups(self) -> tuple[list[int], Tensor] | None:
-        """Returns the row groups that have arrived since the last call, and for each whether an id is wrong.
+        """Returns the row groups that arrived since the last call, and whether each has an id out of range.
 
         The second result is a tensor in host memory. The copy to it may still be running on the current
         stream.

@@ -63,9 +63,9 @@ class ItemCatalogue:
     positive_weight: float | None = None
 
     def expected(self, batch: Batch) -> tuple[float | Tensor, float | None]:
-        """Returns the expected sum of weights, and the expected number, of positive rows in a global batch.
+        """Returns two expected values for the positive rows of a global batch: sum of weights, and number.
 
-        If rows have no weights, both are equal, and the second result is None.
+        If rows have no weights, the first value is the number of positive rows, and the second is None.
 
         Args:
             batch: a batch of the loader; its `global_weight` is the number of rows.
@@ -122,8 +122,9 @@ def read_catalogue(
     """Reads the catalogue of the train rows. Every rank must call this function with the same arguments.
 
     Args:
-        train_files: the files on which the model trains. Their items are in the catalogue.
-        earlier_files: the other files of the train split. Only their pairs of user and item are read.
+        train_files: the files on which the model trains. The items of their rows are in the catalogue.
+        earlier_files: the other files of the train split. Only the pairs of user and item are read from these
+            files.
         spec: the features.
         multi_hot: the number of ids of each list that are used.
         reading: the settings for local copies of files of an object store.
@@ -346,11 +347,11 @@ class ItemPositions:
         self._sorted, self._order = mix(catalogue.items + mix(day_of_item)).sort()
 
     def find(self, items: Tensor, days: Tensor) -> Tensor:
-        """Returns the position of each item on the day of its row, (P,) int64.
+        """Returns each item's position in the catalogue for the day of the item's row, (P,) int64.
 
         Args:
-            items: (P,) int64, hashes of item keys. Each item must have a train row on its day.
-            days: (P,) int64, days since 1970-01-01.
+            items: (P,) int64, hashes of the item keys of P rows. Each item must have a train row on that day.
+            days: (P,) int64, the days of the rows, counted from 1970-01-01.
         """
         place = torch.searchsorted(self._sorted, mix(items + mix(days)))
         return self._order[place.clamp(max=len(self._order) - 1)]

@@ -149,7 +149,7 @@ def _require_few(catalogue: ItemCatalogue, train: Train) -> None:
     if len(catalogue.items) > train.max_softmax_items:
         raise ConfigError(
             f"train.loss={train.loss_name} would compute vectors of {len(catalogue.items)} items in each "
-            f"step: the sum, over {len(catalogue.days)} train day(s), of the number of items of a day. "
+            f"step: all items of {len(catalogue.days)} train day(s), where an item counts once per day. "
             f"train.max_softmax_items allows {train.max_softmax_items}",
             "set train.loss=in_batch_softmax, or train.loss=softmax with train.negatives, or raise "
             "train.max_softmax_items",

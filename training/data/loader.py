@@ -11,8 +11,8 @@ The rows are the same in both cases.
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
 three or four pools. The row groups that are read ahead have up to `reading.read_ahead_mib` MiB. They include
 at least one row group of each shard, because a pool may need a new row group of each shard. In addition, each
-of the `reading.threads` threads holds one row group. Each rank fills its own pools. One pool of every rank,
-taken together, has `reading.pool_rows` rows, or the rows of 4 global batches if that is more. A row takes 4
+of the `reading.threads` threads holds one row group. Each rank fills its own pools. The size of a pool, added
+up over all ranks, is `reading.pool_rows` rows, or the rows of 4 global batches if that is more. A row takes 4
 bytes for its label, 4 bytes for its weight if it has one, and 4 bytes for each dense feature and each id.
 Example: one rank has 16 shards and row groups of 200,000 rows and 40 columns. Then the current row group of
 each shard takes 32 MB, so all of them take 16 × 32 MB. The row groups that are read ahead take another 16 ×
@@ -87,7 +87,8 @@ class Loader:
         seed: seed of the random row order; None keeps the order of the files.
         multi_hot: the number of ids of each list that are used.
         device: the device of the training. If it is a GPU, pools are copied to it ahead of time.
-        reading: settings for the size and place of the pools and for how far ahead row groups are read.
+        reading: settings for the size of the pools, for where they are made, and for how far ahead row groups
+            are read.
         with_row_keys: whether batches have `row_keys`.
         kernel: whether Triton's kernels run on the device, so that one of them can make pools there.
         by_user: whether rows of a user stay next to each other (`train.shuffle=users`).
@@ -138,8 +139,8 @@ class Loader:
         """Checks this rank's share of the files against their manifests.
 
         A rank checks the files whose first row belongs to it. So exactly one rank reads each file completely,
-        before the first step. A file with one row group on an object store is left out, because each rank
-        checks its own copy of such a file.
+        before the first step. A file with one row group on an object store is not checked here: each rank
+        that reads such a file checks its copy on local disk (staging.py).
         """
         first = {piece.group for shard in self.shards for piece in self.plan.shards[shard] if not piece.start}
         groups = (self._groups[index] for index in sorted(first))
@@ -224,7 +225,7 @@ class Loader:
 
     @property
     def _widths(self) -> tuple[int, int]:
-        """The number of dense columns, and the number of columns of ids, of a pool."""
+        """The number of dense columns in a pool, and the number of columns of ids."""
         num_ids = len(self.spec.categorical) + sum(self.spec.list_lengths(self._multi_hot))
         return len(self.spec.dense) + self._has_weights, num_ids + self._key_columns
 
@@ -339,7 +340,7 @@ class Loader:
                     yield self._read(group, next(read, None))
 
     def _keyed(self, batch: Batch, epoch: int) -> Batch:
-        """Moves the columns of row keys and of weights, if there are any, out of the features of a batch."""
+        """Moves the columns with row keys and weights, if there are any, out of a batch's features."""
         if self._has_weights:
             batch = _separate_weights(batch, self._device)
         if not self._key_columns:
@@ -405,7 +406,8 @@ def read_groups(
     Args:
         groups: the row groups.
         read: reads a row group that is on local disk.
-        reading: the settings with the folder of the copies and their largest size.
+        reading: the settings, with the folder of the copies and the largest total size of the copies that
+            wait.
         local: whether the files of all row groups are on local disk.
     """
     if local:
@@ -435,7 +437,7 @@ def _read_staged(ahead: Iterator[Staged], read: Callable[[RowGroup], Read]) -> I
 
 
 def _batches(pool: Pool, weights: Sequence[int], ready: torch.cuda.Event | None) -> Iterator[Batch]:
-    """Yields a batch of the pool for each entry of `weights`, which are the weights of the global batches."""
+    """Yields a batch of the pool for each of `weights`; the weight becomes the batch's `global_weight`."""
     parts = (part.unbind() for part in (pool.dense, pool.categorical, pool.labels, pool.weights))
     for dense, categorical, labels, row_weights, weight in zip(*parts, weights, strict=False):
         yield Batch(dense, categorical, labels, row_weights, weight, ready)

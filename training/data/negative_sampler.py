@@ -271,7 +271,7 @@ class ChosenPairs:
         self.flags[self.pairs & self.mask] = True
 
     def find(self, users: Tensor, places: Tensor, days: Tensor) -> Tensor:
-        """Returns whether users chose items on a train day not after `days`, bool with the shape of `places`.
+        """Returns whether users chose items on the given days or on earlier train days, shaped like `places`.
 
         Args:
             users: hashes of user keys, int64.
@@ -336,7 +336,8 @@ def _groups(rows: Tensor, columns: Tensor, of_drawn: Tensor) -> Tensor:
     Args:
         rows: (P, W), the positive rows.
         columns: (C,) int64, the columns that depend on the item.
-        of_drawn: (P, group - 1, C), the values of the drawn items in these columns. The copies contain them.
+        of_drawn: (P, group - 1, C), the values of the drawn items in these columns. In the copies, they
+            replace the values of the row.
     """
     grouped = rows[:, None, :].repeat(1, 1 + of_drawn.shape[1], 1)
     if len(columns):

@@ -140,7 +140,7 @@ class PoolWriter:
 
 
 def _transposers_of(_: int, columns: Columns) -> tuple[Transposer, ...]:
-    """Returns the transposers of a row group: of the label, the dense features, and the ids."""
+    """Returns a row group's transposers: for the label, for the dense features, and for the ids."""
     kinds = ([columns.label], columns.dense, columns.categorical)
     return tuple(transposer_of(kind) for kind in kinds)
 

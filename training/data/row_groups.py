@@ -85,8 +85,9 @@ class _Pool(DummyPool):
 class _Reader(Reader):
     """A reader of some row groups of some files, in a given order.
 
-    Petastorm calls `_filter_row_groups` with all row groups of the files. Its own method returns the
-    positions of a shard's row groups. This class returns the positions of the row groups to read.
+    Petastorm calls `_filter_row_groups` with all row groups of the files. In Petastorm's own class, this
+    method returns the positions of a shard's row groups. Here it returns the positions of the row groups to
+    read.
 
     Raises:
         NoDataAvailableError: a file's number of row groups differs from its manifest.

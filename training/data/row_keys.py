@@ -40,7 +40,7 @@ def read_columns_of_group(group: RowGroup, names: Sequence[str]) -> pa.Table:
                 f"{group.file.path} lacks the columns {missing}. They are needed by train.negatives, by "
                 "train.unknown_share, by train.shuffle=users, and by train.loss full_softmax and "
                 "in_batch_softmax",
-                "name the user and the item under keys, and run build_features again",
+                "set the columns of the user and the item in the section keys, and run build_features again",
             )
         table = (
             opened.read(columns=list(names))

@@ -85,7 +85,7 @@ class UnknownIds:
         return self.keys(row_id, day, epoch)
 
     def keys(self, numbers: Tensor, days: Tensor, epoch: int) -> Tensor:
-        """Returns hashes (R,) int64 of the epoch together with each of `numbers` (R,) and its day."""
+        """Returns (R,) int64: for each of `numbers` (R,), a hash of the number, its day and the epoch."""
         return mix(mix(mix(numbers + mix(days)) + epoch) + self.seed + _STREAM)
 
     def keys_of_draws(self, keys: Tensor, draws: int) -> Tensor:

@@ -93,7 +93,8 @@ class RowRequest:
         """Sends the vectors that other ranks requested. A second call does nothing.
 
         Args:
-            weight: this rank's matrix (rows, E). Its rows must not change until the step of the batch.
+            weight: this rank's matrix (rows, E). Its rows must not change before the step that uses the
+                batch.
             dtype: the dtype of the vectors.
         """
         if self._receive_vectors is not None:
@@ -307,7 +308,10 @@ class PaddedLists:
 @cache
 @torch.inference_mode(False)  # the cached tensors are also used in training, which refuses inference tensors
 def _constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Returns a tensor with these numbers. The results are cached, because a copy waits for the device."""
+    """Returns a tensor with these numbers.
+
+    The results are cached, because a copy to a GPU makes the host wait for the GPU.
+    """
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 

@@ -248,7 +248,7 @@ class Placement:
         return self.rows_of(rank) - self.hot_rows_of(rank)
 
     def end_of(self, rank: int) -> int:
-        """Returns a number that is larger than every index of a row of a rank's matrix."""
+        """Returns a number that is larger than all row indices of a rank's matrix."""
         return self.rows_of(rank) if self.hot is None else self.first_tail + self.tail_rows_of(rank)
 
     def _hot_rows(self, feature: int, first: int, step: int, rows: int) -> int:
@@ -299,10 +299,10 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 # as possible read hot rows (the greedy rule for the fractional knapsack problem, Dantzig 1957, Operations
 # Research 5).
 #
-# Ids that a later fit appended may be more frequent than earlier ids. Such a row can only be hot together
-# with all earlier rows of its feature. So neighbouring rows are joined to runs. Rows are joined until each
-# run has fewer lookups per row than the run before it (the rule of pool-adjacent-violators, Barlow et al.
-# 1972).
+# Ids that were appended when a vocabulary was extended may be more frequent than earlier ids. The row of such
+# an id can only be hot together with all earlier rows of its feature. So neighbouring rows are joined to
+# runs. Rows are joined until each run has fewer lookups per row than the run before it (the rule of
+# pool-adjacent-violators, Barlow et al. 1972).
 #
 # Notation: C features of a table.
 

@@ -137,7 +137,7 @@ def _sorted(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sum_rows(rows: Tensor, values: Tensor, end: int = 2**62) -> SummedRowGradient:
-    """Sums the `values` (N, E) of the same row, in the order of `values`.
+    """Sums the `values` (N, E) that belong to the same row, in the order of `values`.
 
     `rows` (N,) contains the row indices, integers in [0, end). The result is sorted by row.
     """

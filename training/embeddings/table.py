@@ -354,7 +354,7 @@ class PendingLookups:
 
     @torch.no_grad()
     def _start_return(self, lookup: BatchLookup) -> None:
-        """Sends the gradients of other ranks' rows.
+        """Sends the gradients of rows that other ranks hold to these ranks.
 
         In a training step, the backward pass calls this method.
         """

@@ -8,7 +8,7 @@ ONNX Runtime's tools can also write the ONNX program with smaller number formats
   program runs (`onnxruntime.quantization.quantize_dynamic`). Embedding tables are int8 with a scale per row
   (training/embeddings/scoring_tables.py).
 
-benchmarks/export_formats.py measures how much each format changes the AUC and the lists.
+benchmarks/export_formats.py measures how much each format changes the AUC and the recommendation lists.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def write_export(
         )
     target = local_folder(folder)
     if target.exists():
-        raise ConfigError(f"{target} exists already", "pass a folder that does not exist, or remove it")
+        raise ConfigError(f"{target} exists already", "pass a folder that does not exist, or remove this one")
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         scratch.mkdir(parents=True)
@@ -143,7 +143,7 @@ def _write(
                 "output": sample.form.output,
                 "greatest_difference": sample.greatest_differences(folder / name),
             }
-        for number_format in sorted(set(formats)):  # fp16 before int8, which changes the tables
+        for number_format in sorted(set(formats)):  # fp16 first, because int8 changes the tables
             _write_smaller(exported, samples, folder, number_format)
         for name, sample in samples.items() if formats else ():
             programs[name]["mean_difference"] = {

@@ -128,7 +128,7 @@ def program_of(num_vectors: int, dim: int, *, exact: bool) -> dict[str, int]:
 
 
 class _Shape:
-    """The arguments of both kernels. `width` is the number of output columns, with those of zeros."""
+    """The arguments of both kernels. `width` is the number of output columns, including those of zeros."""
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         _, num_features, dim = embedded.shape

@@ -63,7 +63,7 @@ class FeaturePositions:
 def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns `column` and `width` of `FeaturePositions`.
 
-    The results are cached, because a copy to the device waits for it.
+    The results are cached, because a copy to a GPU makes the host wait for the GPU.
     """
     starts = [0, *accumulate(widths)][:-1]
     return (

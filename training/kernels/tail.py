@@ -1,4 +1,4 @@
-"""Describes those rows of a table that are in host memory, where kernels read and write them."""
+"""Describes the rows of a table that are in host memory. Kernels read and write them there."""
 
 from __future__ import annotations
 

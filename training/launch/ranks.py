@@ -289,8 +289,8 @@ def _launch_error(
         ranks = f"{plan.train.elastic.min_ranks} to {ranks}"
     return InfrastructureError(
         f"training on {ranks} broke off: {error}",
-        "read the log lines of the ranks above; a rank is often killed because it ran out of memory. Rerun "
-        "to resume from the last checkpoint",
+        "read the log lines that the ranks wrote before this error; a rank is often killed because it ran "
+        "out of memory. Rerun to resume from the last checkpoint",
     )
 
 

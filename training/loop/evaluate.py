@@ -165,7 +165,7 @@ class Validation(Callback):
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Evaluates the model if a validation is due.
 
-        If no validation is due, this method does nothing. The entry was then created for another callback.
+        If no validation is due, another callback requested the entry, and this method does nothing.
         """
         if self.is_entry_due(state):
             entry["validation"] = chosen_metrics(self._evaluate())

@@ -37,8 +37,8 @@ from training.settings.check_settings import vectors_missing
 
 MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 
-# If there are at most this many distinct items per drawn item of a user, one matrix product with all items is
-# faster than looking up the vector of each drawn item.
+# If the number of distinct items is at most this many times the number of items of each user, one matrix
+# product with all distinct items is faster than looking up a vector for each item of each user.
 _ITEMS_PER_DRAW = 16
 # Each thread does at least this number of multiplications, if there is more than one thread.
 _PRODUCTS_OF_A_THREAD = 500_000
@@ -79,7 +79,8 @@ class Forward:
     Args:
         model: the model, with dense parameters in float32. It must stay on its device.
         train: the settings; `precision`, `loss`, `compile` and `cuda_graphs` are used.
-        collectives: the ranks' collectives. A loss that compares the items of a step uses them.
+        collectives: the ranks' collectives. They are used by a loss that compares a row with the items of the
+            step.
 
     Raises:
         ConfigError: `train.cuda_graphs` is true without a GPU; `train.compile` or `train.cuda_graphs` is

@@ -139,7 +139,7 @@ class EarlyStopping(Callback):
         self._rule = rule
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Checks a restored history. Its last entry may end the training if the process was killed then."""
+        """Checks a restored history, whose last entry may already require that the training ends."""
         state.stopped = stop_reason(state.history, self._rule)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
@@ -158,7 +158,7 @@ class Prune(Callback):
         self._rule = rule
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Checks a restored history. Its last entry may prune the training if the process was killed then."""
+        """Checks a restored history, whose last entry may already require that the training is pruned."""
         self._check(state)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
@@ -188,7 +188,7 @@ class StopAtStep(Callback):
         return state.step == self._last_step
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Checks a restored step. It may be the last step if the process was killed then."""
+        """Checks the restored step, which may already be the last one."""
         self._check(state)
 
     def on_step_complete(self, state: TrainingState) -> None:

@@ -109,7 +109,7 @@ class Meter(Callback):
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Adds the loss and the number of rows of this step's global batch to the sums."""
-        rows = float(result.batch.global_weight)  # in a batch of the loader, a number of rows
+        rows = float(result.batch.global_weight)  # this is a number of rows in batches of the loader
         self._loss_sum += result.loss * rows
         self._rows += rows
 

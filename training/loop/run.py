@@ -225,7 +225,7 @@ class _Rank:
     def _selected_rows(
         self, files: Sequence[DataFile], model: nn.Module, unknown: UnknownIds | None
     ) -> RowsOfStep:
-        """Returns an object that selects a step's positive rows, and adds negatives or items to compare."""
+        """Returns an object that selects positive rows, and adds drawn negatives or the compared items."""
         plan, train = self.plan, self.plan.train
         paths = {file.path for file in files}
         others = [file for file in plan.splits["train"] if file.path not in paths and train.negatives]
@@ -480,7 +480,7 @@ def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent
 
 
 def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
-    """Returns a block with those rows of `block` that the parent also has. They are its first rows."""
+    """Returns a block with those rows of `block` that the parent also has, which are its first rows."""
     rows = -(-max(cardinalities[block.feature] - block.first, 0) // block.step)
     return replace(block, rows=min(rows, block.rows))
 

@@ -71,8 +71,8 @@ class Trainer:
 
         * As soon as a dense gradient is computed, the backward pass starts to sum it over ranks. The gradient
           of a table row is sent to the rank that holds the row.
-        * The ids of the next batch are sent before the backward pass, and their vectors after the update of
-          the rows.
+        * The ids of the next batch are sent to the ranks that hold their rows before the backward pass. These
+          ranks send back the vectors after the update of the rows.
 
         Args:
             batch: this rank's rows, shard after shard.
@@ -133,7 +133,7 @@ class Trainer:
             key = f"{self._train.seed}/{int(self._updates.steps)}/{number}"
             equal = [len(batch.labels) // len(self._shards)] * len(self._shards)
             if layer.of_items and isinstance(batch.items, CatalogueItems):
-                # All ranks compute the vectors of all items, and use the same masks.
+                # All ranks compute the vectors of all items, so they must use the same random masks.
                 layer.draw_mask(key, range(1), [len(batch.items.dense)])
             else:
                 layer.draw_mask(key, self._shards, batch.shard_rows or equal)
@@ -187,8 +187,8 @@ class Trainer:
 # Requests the rows of the next batch of a training from other ranks, while a step computes.
 #
 # TorchRec's pipeline for sparse features uses the same method (Ivchenko et al. 2022, RecSys). Before the step
-# of a batch, the batch's ids are sent to the ranks that hold the rows of these ids. The vectors are sent when
-# the previous step has updated its rows.
+# of a batch, the batch's ids are sent to the ranks that hold the rows of these ids. When the previous step
+# has updated the rows, these ranks send back the rows' vectors.
 
 
 class EarlyRequests:
@@ -252,7 +252,7 @@ class EarlyRequests:
             table.batch_rows.request(ids, padded=table.on_kernels)
 
     def start_fetch(self) -> None:
-        """Sends the vectors of the requested rows. Call this method after the update of the rows."""
+        """Sends the vectors that other ranks requested. Call this method after the update of the rows."""
         for table in self._tables:
             table.start_fetch()
 

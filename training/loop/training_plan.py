@@ -219,9 +219,9 @@ def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> T
     """Creates the plan of one training of a comparison.
 
     The registry stores the model under a name for models of experiments. No model with this name is a
-    champion. So the training starts from random weights, and the gate never considers the model. If
-    `train.evaluate_every_steps` is 0, the model is evaluated at the end of each epoch. Evaluations do not
-    change the weights.
+    champion. So the training starts from random weights, and the gate, which decides about promotions, never
+    considers the model. If `train.evaluate_every_steps` is 0, the model is evaluated at the end of each
+    epoch. Evaluations do not change the weights.
 
     Raises:
         ConfigError, DataError: see `make_plan`.

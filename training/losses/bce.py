@@ -19,7 +19,7 @@ class Settings(LossSettings):
 
 
 def mean_loss(settings: Settings, logits: Tensor, batch: Batch) -> Tensor:
-    """Returns Σ w · cross-entropy of the rows, divided by the weight of the global batch."""
+    """Returns the weighted sum of the rows' cross-entropies, divided by the weight of the global batch."""
     from torch.nn import functional
 
     losses = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")

@@ -19,7 +19,10 @@ class Settings(LossSettings):
 
 
 def mean_loss(settings: Settings, logits: Tensor, batch: Batch) -> Tensor:
-    """Returns Σ w · -log sigmoid(positive - negative) over all negatives, divided by N · (G - 1)."""
+    """Returns Σ w · -log sigmoid(positive - negative) over all negatives, divided by N · (G - 1).
+
+    `training.losses` has the notation.
+    """
     from torch.nn import functional
 
     by_group, weights = logits.view(-1, batch.group), batch.weights.view(-1, batch.group)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Settings(LossSettings):
-    """Cross-entropy of the item of a positive row among all items in the train rows of the row's day."""
+    """Cross-entropy of a positive row's item among all items that have a train row on the row's day."""
 
     compares: ClassVar[Compares] = "catalogue"
 
@@ -21,10 +21,10 @@ class Settings(LossSettings):
 def mean_loss(settings: Settings, vectors: Vectors, batch: Batch) -> Tensor:
     """Returns Σ w · cross-entropy of each row's item among all items of the row's day, divided by N.
 
-    With `vectors.bags`, a row has several target items i with weights y_i, and the sum is Σ w · Σ_i y_i ·
-    cross-entropy of item i. This is the multinomial log-likelihood of Liang et al. (WWW 2018, equation 2),
-    negated and without its constant. The weight y_i is 1 for the row's item. For any other item, it is the
-    item's weight in the row's bag.
+    `training.losses` has the notation. With `vectors.bags`, a row has several target items i with weights
+    y_i, and the sum is Σ w · Σ_i y_i · cross-entropy of item i. This is the multinomial log-likelihood of
+    Liang et al. (WWW 2018, equation 2), negated and without its constant. The weight y_i is 1 for the row's
+    item. For any other item, it is the item's weight in the row's bag.
     """
     import torch
     from torch.nn import functional

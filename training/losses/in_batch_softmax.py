@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Settings(LossSettings):
-    """Cross-entropy of the item of a positive row among the items of all positive rows of the step.
+    """Cross-entropy of a positive row's item among the items of all positive rows of the step.
 
     Logits are corrected for the popularity of the items.
     """
@@ -24,10 +24,10 @@ class Settings(LossSettings):
 def mean_loss(settings: Settings, vectors: Vectors, batch: Batch) -> Tensor:
     """Returns Σ w · cross-entropy of each row's item among all ranks' items, divided by N.
 
-    The logarithm of each item's share of the positive rows is subtracted from the item's logit. The
-    probability that an item is in a batch is proportional to this share (Yi et al. 2019, RecSys, section 4,
-    where the share is estimated from a stream). The comparison of a row leaves out other rows with the same
-    item, and rows of weight zero.
+    `training.losses` has the notation. The logarithm of each item's share of the positive rows is subtracted
+    from the item's logit. The probability that an item is in a batch is proportional to this share (Yi et al.
+    2019, RecSys, section 4, where the share is estimated from a stream). The comparison of a row leaves out
+    other rows with the same item, and rows of weight zero.
     """
     import torch
     from torch.nn import functional

@@ -24,9 +24,9 @@ class Settings(LossSettings):
 def mean_loss(settings: Settings, logits: Tensor, batch: Batch) -> Tensor:
     """Returns Σ w · cross-entropy of the positive row in its group, divided by N.
 
-    Negatives of weight zero are left out. The logarithm of the probability with which an item is drawn is
-    subtracted from the item's logit. Then the sampled softmax approaches the softmax over all items (Bengio
-    and Senécal 2008, IEEE Trans. Neural Networks 19).
+    `training.losses` has the notation. Negatives of weight zero are left out. The logarithm of the
+    probability with which an item is drawn is subtracted from the item's logit. Then the sampled softmax
+    approaches the softmax over all items (Bengio and Senécal 2008, IEEE Trans. Neural Networks 19).
     """
     import torch
 

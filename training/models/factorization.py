@@ -5,7 +5,8 @@ A model that can be factorized has a method
     factorize(sides: FeatureSides, dtype: torch.dtype) -> Factorization
 
 This method copies weights, so call it after the weights are loaded. Several models use `FactorizedMLP`, an
-MLP whose first layer is computed as a sum of three terms. They depend on the user, the item, and the pair.
+MLP whose first layer is computed as a sum of three terms. One term depends on the user, one on the item, and
+one on the pair.
 
 A side means either the users or the items. Context features are on the side of the items.
 

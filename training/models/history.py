@@ -3,8 +3,8 @@
 An item's vector is a row of the table. Except in Mult-VAE, an item has the same vector in a history and as
 the item of a row.
 
-Notation: B rows, S histories, W columns of ids, C features that are ids, L places of a history, E numbers per
-vector.
+Notation: B rows, S histories, W columns of ids, C features that are ids, L positions in a history, E numbers
+per vector.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Layout:
         history: index of the history's feature among the features that are ids.
         columns: the columns of the history in the categorical matrix.
         ages: the columns of the ages of the history's items; None if the model reads no ages.
-        num_ages: number of ids of ages.
+        num_ages: number of different age ids.
         cardinalities: number of rows of each feature in the table. If histories read the rows of the item's
             feature, the history's feature has only one row, for padding.
     """
@@ -116,11 +116,11 @@ def _columns_of(feature: int, inputs: Inputs) -> slice:
 
 
 def _with_ids_of(history: str, inputs: Inputs, features: Features) -> list[str]:
-    """Guesses the item's feature: returns features that may be it, for a model built from a FeatureSpec only.
+    """Returns the features that may be the item's feature, for a model built from a FeatureSpec only.
 
-    A training need not guess, because it names the item's feature. The item's feature has one id per row, and
-    as many ids as the history. If several features do, those of scope `item` are preferred. If none does, all
-    features with one id per row are returned.
+    A training does not need this guess, because it names the item's feature. The item's feature has one id
+    per row, and its cardinality equals that of the history. If several features meet these conditions, those
+    of scope `item` are preferred. If none meets them, all features with one id per row are returned.
     """
     cardinalities = dict(zip(inputs.names, inputs.cardinalities, strict=True))
     scopes = dict(zip(inputs.names, inputs.embedded_scopes, strict=True))
@@ -150,7 +150,7 @@ class HistoryModel(nn.Module):
         """Returns the vectors of the items of `histories` (S, P) int.
 
         Returns:
-            (S, P, E) float32, zeros at padding, and (S, P) bool, whether a place has an item.
+            (S, P, E) float32, zeros at padding, and (S, P) bool, whether a position has an item.
         """
         is_item = histories != PAD_ID
         if torch.compiler.is_exporting():  # in an exported program, no shape may depend on ids

@@ -5,7 +5,7 @@ of self-attention then computes keys and values once for each item of the timeli
 
 Sequences of items are ordered from the most recent item to the oldest. PAD_ID fills the end.
 
-Notation: B rows, S distinct sequences, L places of a sequence, E numbers per vector.
+Notation: B rows, S distinct sequences, L positions in a sequence, E numbers per vector.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class LengthGroups:
 
     Attributes:
         order: (S,) int64, the indices of the sequences, ordered by group; None if all are in one group.
-        groups: for each group that is not empty, its number of places and its number of sequences. Groups
-            with more places come later.
+        groups: for each group that is not empty, its number of positions and its number of sequences. Groups
+            with more positions come later.
         longest: number of places of the last group; 1 if there are no sequences.
     """
 
@@ -68,7 +68,7 @@ class LengthGroups:
 
     @classmethod
     def of(cls, sequences: Tensor) -> LengthGroups:
-        """Groups sequences (S, L) by length: at most L / 8, L / 4, L / 2 and L places."""
+        """Groups sequences (S, L) by length: at most L / 8, L / 4, L / 2 and L positions."""
         count, places = sequences.shape
         if torch.compiler.is_exporting():  # in an exported program, no shape may depend on ids
             return cls(None, ((places, count),), places)
@@ -88,11 +88,11 @@ class LengthGroups:
         encode: Encode,
         ages: Tensor | None = None,
     ) -> Tensor:
-        """Encodes the sequences of each group. Places beyond those of the group are cut off before.
+        """Encodes the sequences of each group, after cutting them to the group's number of positions.
 
         Args:
             vectors: (S, `longest`, E).
-            is_item: (S, `longest`) bool, whether a place has an item.
+            is_item: (S, `longest`) bool, whether a position has an item.
             first_rows: (S,), the first row of each sequence in the batch; None outside of training.
             encode: returns one vector for each sequence, from `vectors`, `is_item`, `first_rows` and `ages`.
             ages: (S, at least `longest`), the id of the age of each item; None if the model reads no ages.
@@ -135,13 +135,14 @@ class Timelines:
         items: (T,) int64, the ids of the items, ordered by tile. The items of a timeline are adjacent, the
             oldest first.
         first_rows: (T,) int64, the first row of the sequence that adds the item to its timeline.
-        places: (T,) int64, the place of each item among the K * M places of items.
-        newest: (S,) int64, among these K * M places, the place of the most recent item of each sequence. For
+        places: (T,) int64, the position of each item in the flattened (K, M) matrix of the tiles' items.
+        newest: (S,) int64, the position of each sequence's most recent item in this flattened matrix. For
             an empty sequence, the value has no meaning.
-        rows: (S,) int64, the place of each sequence among the K * Q places of sequences.
+        rows: (S,) int64, the position of each sequence in the flattened (K, Q) matrix of the tiles'
+            sequences.
         distances: (K, Q, M) int64, the distance of each item of the tile from the most recent item of each
             sequence; negative for later items.
-        lengths: (K, Q) int64, the number of items of each sequence; 0 at places without a sequence.
+        lengths: (K, Q) int64, the number of items of each sequence; 0 at positions without a sequence.
     """
 
     items: Tensor
@@ -233,7 +234,7 @@ class RandomSequenceLayer(RandomLayer):
         return self.training and first_rows is not None and bool(self._seeds) and bool(len(first_rows))
 
     def _of_shards(self, draws: Tensor, first_rows: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
-        """Yields the rows of `draws` (S, …) that belong to each shard, and a generator for them.
+        """Yields, for each shard, its rows of `draws` (S, …) and a random generator for these rows.
 
         The numbers depend on the step, the shard and the width of `draws`. So groups of sequences of
         different lengths get different numbers.
@@ -261,7 +262,7 @@ class SequenceDropout(RandomSequenceLayer):
         """Returns the values (S, P, E); in training, some of them are set to 0.
 
         Args:
-            values: the values of P places of S sequences. P must not depend on the number of ranks.
+            values: the values of P positions of S sequences. P must not depend on the number of ranks.
             first_rows: (S,) ascending, the first row of each sequence in the batch; only in training.
         """
         if not self.share or first_rows is None or not self._draws(first_rows):
@@ -296,9 +297,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, heads: in
     """Returns attention of several heads, (S, Q, E): for each head, softmax(query keyᵀ / √(E / heads)) value.
 
     Args:
-        query: (S, Q, E), the queries of the places whose outputs are needed.
-        key, value: (S, L, E), of all places.
-        visible: (S, 1|Q, L) bool, the places to which a place attends, which must be at least one.
+        query: (S, Q, E), the queries of the positions whose outputs are needed.
+        key, value: (S, L, E), of all positions.
+        visible: (S, 1|Q, L) bool, the positions to which a position attends, which must be at least one.
         heads: number of heads. Each has E / heads successive numbers of a vector.
     """
     count, places, dim = query.shape
@@ -313,11 +314,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, heads: in
 
 
 class CausalBlock(nn.Module):
-    """A block of SASRec (Kang and McAuley, ICDM 2018, section III-B): self-attention, then an MLP per place.
+    """A block of SASRec (Kang and McAuley, ICDM 2018, section III-B): self-attention and an MLP per position.
 
         y = x + Dropout(Attention(LN(x), x, x)),  z = y + Dropout(W₂ ReLU(W₁ LN(y) + b₁) + b₂)
 
-    A place attends to itself and to older items.
+    A position attends to itself and to older items.
 
     Args:
         dim: E.
@@ -334,19 +335,19 @@ class CausalBlock(nn.Module):
         self.attention_dropout, self.mlp_dropout = (SequenceDropout(dropout) for _ in range(2))
 
     def forward(self, values: Tensor, is_item: Tensor, first_rows: Tensor | None, outputs: int) -> Tensor:
-        """Returns the outputs (S, outputs, E) of the first places, which have the most recent items.
+        """Returns the outputs (S, outputs, E) of the first positions, which have the most recent items.
 
         Args:
             values: (S, L, E), the inputs.
-            is_item: (S, L) bool, whether a place has an item.
+            is_item: (S, L) bool, whether a position has an item.
             first_rows: (S,), the first row of each sequence in the batch; None outside of training.
-            outputs: number of places whose outputs are needed.
+            outputs: number of positions whose outputs are needed.
         """
         places = values.shape[1]
         needed = values[:, :outputs]
         own = torch.eye(outputs, places, dtype=torch.bool, device=values.device)
         older = torch.ones(outputs, places, dtype=torch.bool, device=values.device).triu()
-        # Every place attends at least to itself, so that no sum of attention weights is 0 / 0.
+        # Every position attends at least to itself, so that no sum of attention weights is 0 / 0.
         visible = (older & is_item.unsqueeze(1)) | own  # (S, outputs, L)
         query = self.query(self.attention_norm(needed))
         attended = attend(query, self.key(values), self.value(values), visible, self._heads)
@@ -362,10 +363,10 @@ class CausalBlock(nn.Module):
     ) -> Tensor:
         """Returns the output (S, E) for the most recent item of each sequence.
 
-        The output equals that of `forward` for the inputs m_p + P[p]. m_p is the vector of the item at place
-        p, and P[p] is the vector of the place. Places are counted from the most recent item. Keys and values
-        are linear in the inputs. So they are computed separately for items and for places, and each item has
-        one key for all sequences.
+        The output equals that of `forward` for the inputs m_p + P[p]. m_p is the vector of the item at
+        position p, and P[p] is the vector of that position. Positions are counted from the most recent item.
+        Keys and values are linear in the inputs. So they are computed separately for items and for positions,
+        and each item has one key for all sequences.
 
         Args:
             newest: (S, E), the inputs of the most recent items, with P[0].
@@ -388,12 +389,12 @@ class CausalBlock(nn.Module):
         place_keys, place_values = by_head(self.key(positions)), by_head(self.value(positions))
         distances, lengths = timelines.distances.unsqueeze(1), timelines.lengths[:, None, :, None]
         visible = (distances >= 0) & (distances < lengths)
-        # A place without items attends to all places, so that no sum of attention weights is 0 / 0.
+        # A position without items attends to all positions, so that no sum of attention weights is 0 / 0.
         visible = visible | (lengths == 0)
         of_items = distances.clamp(0, length - 1).expand(-1, heads, -1, -1)
         scores = query @ keys.transpose(-1, -2) + (query @ place_keys.transpose(-1, -2)).gather(3, of_items)
         weights = scores.float().masked_fill(~visible, -torch.inf).softmax(dim=-1).to(values.dtype)
-        # The attention weights by place. The place of an item is its distance from the most recent item.
+        # The attention weights by position, the distance of an item from the most recent item.
         place = torch.arange(length, device=newest.device)
         of_places = (distances[..., :1] - place).clamp(0, width - 1).expand(-1, heads, -1, -1)
         by_place = weights.gather(3, of_places) * (place < lengths)  # (K, heads, Q, L)
@@ -413,9 +414,9 @@ class PointwiseBlock(nn.Module):
         U, V, Q, K = SiLU(W x̂),  x̂ = LN(x)
         y = x + W₂ Dropout(LN(A V) ⊙ U) + b₂,  A = SiLU(Q Kᵀ + d + t) / L
 
-    A place attends to itself and to older items. The bias d is learned for each distance of two places. If
-    the model reads ages, the bias t is learned for each pair of the ages of two items. L is the largest
-    length of a history, so a weight does not depend on the other items of a history.
+    A position attends to itself and to older items. The bias d is learned for each distance between two
+    positions. If the model reads ages, the bias t is learned for each pair of the ages of two items. L is the
+    largest length of a history, so a weight does not depend on the other items of a history.
 
     The paper's t is learned for the time between two items, in ranges of its logarithm. Here an age is the
     time between an item and the most recent item, in ranges too. The encoded history is the output of the
@@ -426,7 +427,7 @@ class PointwiseBlock(nn.Module):
         heads: number of attention heads, a divisor of E. All heads have the same biases.
         dropout: see `SequenceDropout`.
         length: L.
-        num_ages: number of ids of ages; 0 if the model reads no ages.
+        num_ages: number of different age ids; 0 if the model reads no ages.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float, length: int, num_ages: int = 0) -> None:
@@ -451,13 +452,13 @@ class PointwiseBlock(nn.Module):
         outputs: int,
         ages: Tensor | None = None,
     ) -> Tensor:
-        """Returns the outputs (S, outputs, E) of the first places: those of the most recent items.
+        """Returns the outputs (S, outputs, E) of the first positions: those of the most recent items.
 
         Args:
             values: (S, P, E), the inputs.
-            is_item: (S, P) bool, whether a place has an item.
+            is_item: (S, P) bool, whether a position has an item.
             first_rows: (S,), the first row of each sequence in the batch; None outside of training.
-            outputs: number of places whose outputs are needed.
+            outputs: number of positions whose outputs are needed.
             ages: (S, P), the id of the age of each item; None if the model reads no ages.
         """
         inputs = self.norm(values)
@@ -534,8 +535,8 @@ class PointwiseBlock(nn.Module):
             query: (S, Q, E).
             key, value: (S, P, E).
             bias: (Q, P) or (S, Q, P), added to the products of queries and keys.
-            visible: (S, Q, P) bool, the places to which a place attends. The weights of all other places are
-                0.
+            visible: (S, Q, P) bool, the positions to which a position attends. All other positions have the
+                weight 0.
         """
         count, places, dim = query.shape
 
@@ -557,11 +558,11 @@ class PointwiseBlock(nn.Module):
 
 
 class BidirectionalBlock(nn.Module):
-    """A block of BERT4Rec (Sun et al., CIKM 2019, equations 1 to 5): self-attention, then an MLP per place.
+    """A block of BERT4Rec (Sun et al., CIKM 2019, equations 1 to 5): self-attention and an MLP per position.
 
         y = LN(x + Dropout(W_O Attention(x, x, x))),  z = LN(y + Dropout(W₂ GELU(W₁ y + b₁) + b₂))
 
-    A place attends to all places that are not padding. The MLP's hidden layer has 4 E numbers.
+    A position attends to all positions that are not padding. The MLP's hidden layer has 4 E numbers.
 
     Args:
         dim: E.
@@ -578,13 +579,13 @@ class BidirectionalBlock(nn.Module):
         self.attention_dropout, self.mlp_dropout = (SequenceDropout(dropout) for _ in range(2))
 
     def forward(self, values: Tensor, is_visible: Tensor, first_rows: Tensor | None, outputs: int) -> Tensor:
-        """Returns the outputs (S, outputs, E) of the first places.
+        """Returns the outputs (S, outputs, E) of the first positions.
 
         Args:
             values: (S, L, E), the inputs.
-            is_visible: (S, L) bool, whether a place is not padding; at least one place of each sequence.
+            is_visible: (S, L) bool, whether a position is not padding; true at least once in each sequence.
             first_rows: (S,), the first row of each sequence in the batch; None outside of training.
-            outputs: number of places whose outputs are needed.
+            outputs: number of positions whose outputs are needed.
         """
         needed = values[:, :outputs]
         visible = is_visible.unsqueeze(1)  # (S, 1, L)

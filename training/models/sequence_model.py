@@ -8,7 +8,7 @@ Except in Mult-VAE, M is the table that also has the vectors of the history's it
 is the value times a learned vector. Each row of the log is one example with its own history, so the loader
 may shuffle rows. The history is encoded once for a row and its drawn negatives.
 
-Notation: B rows, S distinct histories, D dense features, W columns of ids, L places, E embedding_dim.
+Notation: B rows, S distinct histories, D dense features, W columns of ids, L positions, E embedding_dim.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scores many items that all users of a block share, for models with dot products of vectors.
+"""Scores one set of many items for all users of a block, for models with dot products of vectors.
 
 For one user, the first layer of the top MLP is linear in each vector of an item, because the user's vectors
 are constants. So the dot products of pairs are not computed. Instead, the product of the user's vectors and
@@ -7,7 +7,8 @@ by it. Two kinds of vectors need even less work:
 
 * A vector that is equal in all items, such as the vector of a context feature, is multiplied once per user.
 * If a feature of the items has few distinct values, only the vectors of these values are multiplied by the
-  matrix of the user. Each item then looks up the products of its values and adds them.
+  matrix of the user. These products are stored in a table, from which the products of each item's values are
+  read and added up.
 
 `PairLogits` computes all layers from these products to the logits, by a compiled function
 (training/native/pair_logits.cpp). If the library is missing, torch computes these layers, which takes longer.

@@ -143,9 +143,9 @@ class DenseGradient:
         parameters: the parameters. Their gradients are in the buffer in this order.
         device: the device of the model.
         collectives: the ranks' collectives.
-        bucket_bytes: the minimum size of a bucket. If less than twice this size remains, a bucket may have
-            half of the remaining bytes, but at least a quarter of this size. The last bucket may have any
-            size.
+        bucket_bytes: the minimum size of a bucket. If the gradients that are not yet in a bucket have less
+            than twice this size, a bucket may be smaller: half of their bytes, but at least a quarter of this
+            size. The last bucket may have any size.
     """
 
     def __init__(

@@ -49,10 +49,11 @@ class BlendRecord:
         run_date: the run date for which it was learned.
         inputs: maps the name of each further input to its digest.
         sources: the names of the sources, in the order of the configuration.
-        k: length of the lists that were measured.
+        k: length of the recommendation lists that were measured.
         users: number of users whose validation clicks were measured; 0 if there were none, so that nothing
             was learned and `model` was chosen.
-        chosen: the contender whose scores order the lists: `model`, the name of a source, or `blend`.
+        chosen: the contender whose scores order the recommendation lists: `model`, the name of a source, or
+            `blend`.
         contenders: the `name` of each contender, and its `hit_rate` and `ndcg` on the validation clicks.
         weights: `intercept`, `logit`, and the lists `weights` and `absent` with one number per source
             (scoring.requests.BlendRequest); None if `model` was chosen.
@@ -74,7 +75,7 @@ class BlendRecord:
         return digest_of(asdict(self))
 
     def to_facts(self) -> dict[str, Any]:
-        """Returns the values of this record that appear in the manifest of the lists and in the report."""
+        """Returns the values that the manifest of the recommendation lists and the report contain."""
         names = ("run_date", "k", "users", "chosen", "contenders", "weights")
         return {"sources": list(self.sources), **{name: getattr(self, name) for name in names}}
 
@@ -114,7 +115,7 @@ def blend_as_of(lake: LakePaths, name: str, run_date: str, key: BlendKey) -> Ble
 
 
 def blend_key(lake: LakePaths, config: Config, run_date: str) -> BlendKey | None:
-    """Returns the key that a blend must have to rank the lists of a run date.
+    """Returns the key that a blend must have to order the recommendation lists of a run date.
 
     Returns None if there is no champion, or no retriever for the features of the champion.
     """

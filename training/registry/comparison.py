@@ -49,7 +49,7 @@ class TrainingOutcome:
         validation, test: the measures of the final model on the two splits.
         curve: the evaluations on the validation split, ascending by epoch; the last evaluation is that of the
             last step.
-        seconds: seconds of the training's steps.
+        seconds: time spent in the training's steps, in seconds.
         stopped: the reason why the training ended early; None if it did not.
         pruned: number of epochs after which a search ended the training, because other trainings were better;
             None if the training is complete. A pruned training has a curve, but no model and no final
@@ -185,7 +185,7 @@ class ExperimentOutcome:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the steps of all trainings."""
+        """Time spent in the steps of all trainings, in seconds."""
         return sum(training.seconds for training in self.trainings)
 
 
@@ -195,10 +195,10 @@ class SearchResult:
 
     Attributes:
         space: maps each searched key to its values, as in the experiments file: `low`, `high` and `log`, or
-            `choices`. Model files are absolute paths.
+            `choices`. A model file is given by its absolute path.
         planned: number of trials that the file requests.
         done: number of trials that were done.
-        repeated: pairs of a trial and an earlier trial with the same settings. Such a trial is not an
+        repeated: pairs of a trial and an earlier trial with the same settings. Only the earlier one is an
             experiment of the comparison.
     """
 

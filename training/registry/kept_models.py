@@ -1,10 +1,11 @@
 """Divides model versions into versions that runs may still need, and versions that may be deleted.
 
-A version is needed if it served on a kept date, was trained for a kept date, or may serve again after a
-rollback. If an experiment is configured, its treatment is needed too. So are the retrievers of workflow
-versions that are kept. The refits and the ancestors of a needed version are also needed. Ancestors are kept
-because a model counts as withdrawn if one of its ancestors is withdrawn. A refit has the same ancestors as
-the model that it refits, because both start from the same parent.
+Kept dates are the dates whose data is kept. A version is needed if it served on a kept date, was trained for
+a kept date, or may serve again after a rollback. If an experiment is configured, the model of its treatment
+group is needed too. So are the retrievers of workflow versions that are kept. The refits and the ancestors of
+a needed version are also needed. Ancestors are kept because a model counts as withdrawn if one of its
+ancestors is withdrawn. A refit has the same ancestors as the model that it refits, because both start from
+the same parent.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def model_versions(
         lake: the lake.
         first_date: the first date that is kept.
         run_date: a run date. Runs of this date and of later dates need only the versions that are kept.
-        dates: earlier dates whose lists are kept.
+        dates: earlier dates whose recommendation lists are kept.
         workflows: the workflow versions of the datasets that are kept.
 
     Raises:
@@ -153,7 +154,7 @@ def _trained(lake: LakePaths, name: str, first_date: str) -> set[str]:
 
 
 def _treatment(config: Config, lake: LakePaths) -> set[str]:
-    """Returns the version of the treatment of the configured experiment; empty if there is no experiment."""
+    """Returns the version that the configured experiment's treatment group gets; empty if there is none."""
     if config.serving.experiment is None:
         return set()
     try:

@@ -173,7 +173,7 @@ def _complete_versions(lake: LakePaths, name: str) -> list[str]:
 
 
 def _full_version(prefix: str, candidates: list[str], what: str) -> str:
-    """Returns the only candidate that starts with `prefix`. Errors call the candidates `what`."""
+    """Returns the only candidate that starts with `prefix`. `what` names the candidates in errors."""
     long_enough = len(prefix) >= _MIN_PREFIX_LENGTH
     matches = sorted(
         {

@@ -1,4 +1,6 @@
-"""Refits: promoted models that were trained again on the rows of all three splits. A refit makes the lists.
+"""Refits: promoted models that were trained again on the rows of all three splits.
+
+A refit makes the recommendation lists in place of the model that was promoted.
 
     models/<name>-refit/<version>/              its files, as for every model
     models/<name>/refits/dt=<run date>.json     the refit of the model that was promoted on the run date
@@ -6,7 +8,7 @@
 The gate, warm starts and overrides use only the models in `models/<name>`, which were trained on the train
 split. The gate and overrides make no decisions about refits: a refit serves whenever the model that it refits
 is champion. The record is written after the refit is complete. If the job is killed before the record is
-written, the earlier model serves.
+written, the champion itself serves, or its previous refit if it has one.
 """
 
 from __future__ import annotations

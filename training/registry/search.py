@@ -5,8 +5,8 @@ finished trials from the lake instead of training them again: from `model.json`,
 
     models/<name>-experiments/<version>/pruned.json    the history of a training that was pruned
 
-The proposals depend only on the space, the seed and the results. So a rerun and a search without an
-interruption have the same proposals.
+The proposals depend only on the space, the seed and the results. So a search that was interrupted and then
+rerun makes the same proposals as a search without interruption.
 """
 
 from __future__ import annotations

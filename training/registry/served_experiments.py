@@ -2,9 +2,9 @@
 
     models/<name>/experiment_stops/dt=<run date>.json     the experiments that stop on a run date
 
-A stop takes effect on its run date and on later ones. So the lists of a date do not depend on files of later
-dates, and a rerun makes the same lists. Stops are never deleted: a new name or `serving.experiment.resume`
-starts the experiment again.
+A stop takes effect on its run date and on later ones. So the recommendation lists of a date do not depend on
+files of later dates, and a rerun makes the same lists. Stops are never deleted: a new name or
+`serving.experiment.resume` starts the experiment again.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def treatment_model(config: Config, lake: LakePaths, settings: ServingExperiment
         newest = next(kept_out, None)
         if newest is None:
             raise ConfigError(
-                f"serving.experiment.model=challenger: before start={settings.start}, the gate promoted "
-                f"every challenger in {lake.models(config.name)}",
-                "name the version of a model in serving.experiment.model, or remove serving.experiment",
+                "serving.experiment.model=challenger needs a challenger that was not promoted, but before "
+                f"start={settings.start}, the gate promoted every challenger in {lake.models(config.name)}",
+                "set serving.experiment.model to the version of a model, or remove serving.experiment",
             )
         version = str(newest)
     names = (config.name, refit_name(config.name), experiments_name(config))
@@ -130,7 +130,7 @@ def treatment_model(config: Config, lake: LakePaths, settings: ServingExperiment
     folders = ", ".join(lake.models(name) for name in names)
     raise ConfigError(
         f"serving.experiment.model={settings.model}: there is no complete model {version} in {folders}",
-        "name the version of a model in one of these folders",
+        "set serving.experiment.model to the version of a model that is in one of these folders",
     )
 
 

@@ -112,12 +112,15 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
     # Settings that did not exist when the champion was trained get their defaults.
     champions = ModelConfig(**description["model"]).model_dump(mode="json")
     if champions != configured:
-        return f"its section model is {champions}, but that of the configuration is {configured}"
+        return f"the champion has the section model {champions}, but the configuration has {configured}"
     if description["workflow_version"] not in (dataset.workflow_version, dataset.parent_workflow):
         theirs, ours = description["workflow_version"], dataset.workflow_version
-        return f"it was trained on ids of workflow {theirs}, which stand for other values in workflow {ours}"
+        return (
+            f"the champion was trained on ids of workflow {theirs}, which stand for other values in "
+            f"workflow {ours}"
+        )
     if parent.trained_days >= set(train_days(dataset)):
-        return "it has already been trained on all train days of this dataset"
+        return "the champion has already been trained on all train days of the dataset"
     return None
 
 

@@ -1,7 +1,7 @@
 """Reads and checks a model's settings, without torch. Settings of other architectures are refused.
 
-The module also creates the pydantic type that parses the section `model`. It checks whether features fit the
-settings `negatives` and `unknown_share` of the section `train`.
+The module also creates the pydantic type that parses the section `model`, and checks whether
+features fit the settings `negatives` and `unknown_share` of the section `train`.
 """
 
 from __future__ import annotations
