@@ -32,6 +32,10 @@ FILES = {
     ),
     "shop/plugins/__init__.py": 'from importlib import import_module\n\nimport_module(f"{__name__}.one")\n',
     "shop/plugins/one.py": "",
+    "shop/registry.py": 'from importlib import import_module\n\nimport_module("shop.rules" + ".cheap")\n',
+    "shop/rules/__init__.py": "",
+    "shop/rules/cheap.py": "",
+    "shop/rules/dear.py": "",
     "shop/native/scan.cpp": "int one;\n",
     "shop/native/library.py": "",
     "jobs/sell.py": "import shop.sums\n",
@@ -43,6 +47,9 @@ FILES = {
     "tests/test_patched.py": 'NAME = "shop.prices.RATE"\n',
     "tests/test_plugins.py": "import shop.plugins\n",
     "tests/test_native.py": "import shop.native.library\n",
+    "tests/test_registry.py": "import shop.registry\n",
+    "tests/rules_of_day.py": 'RULES = {"cheap": 3}\n',
+    "tests/test_rules.py": "from tests.rules_of_day import RULES\n",
     "tests/deep/conftest.py": "import shop.prices\n",
     "tests/deep/test_deep.py": "",
     "tests/contract/test_tree.py": "",
@@ -50,6 +57,7 @@ FILES = {
 # A changed file of this checkout, and a test that depends on it.
 EXPECTED = [
     ("etl/operators/clip.py", "tests/etl/ops/test_compute.py"),
+    ("etl/operators/winsorize.py", "tests/etl/ops/test_engines.py"),
     ("training/architectures/dlrm.py", "tests/training/test_models.py"),
     ("etl/native/scan.cpp", "tests/etl/text/test_scan.py"),
     ("jobs/show.py", "tests/contract/test_help.py"),
@@ -110,6 +118,17 @@ def test_tests_of_a_module_are_ordered_by_their_distance(shop: Path) -> None:
 )
 def test_plugins_and_compiled_files_have_tests(shop: Path, changed: str, test: str) -> None:
     assert set(nearest(shop, changed)) == {test, "tests/contract/test_tree.py"}
+
+
+def test_a_test_depends_on_the_plugins_that_its_strings_name(shop: Path) -> None:
+    """Nothing imports a plug-in, so all tests of its registry would be equally near."""
+    steps = nearest(shop, "shop/rules/cheap.py")
+    assert (steps["tests/test_rules.py"], steps["tests/test_registry.py"]) == (2, 2)
+    (shop / "tests/test_names.py").write_text('NAMES = ["cheap"]\n')
+    files_of.cache_clear()
+    dependencies_of.cache_clear()
+    assert nearest(shop, "shop/rules/cheap.py")["tests/test_names.py"] == 1
+    assert "tests/test_names.py" not in nearest(shop, "shop/rules/dear.py")
 
 
 def test_a_changed_test_runs_first(shop: Path) -> None:
