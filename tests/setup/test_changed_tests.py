@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from setup.changed_tests import (
     expected_seconds,
     tracked_files,
 )
+from tests import conftest
 
 pytestmark = pytest.mark.processes
 
@@ -166,6 +169,39 @@ def test_recorded_seconds_count_and_others_are_guessed(shop: Path) -> None:
     seconds = expected_seconds(shop, ["tests/test_sums.py", "tests/test_prices.py", "tests/test_frames.py"])
     assert seconds["tests/test_sums.py"] == 9.5
     assert seconds["tests/test_prices.py"] < seconds["tests/test_frames.py"]
+
+
+@pytest.mark.parametrize(
+    "changes, recorded",
+    [
+        ({}, True),
+        ({"maxfail": 1, "failed": False}, True),
+        ({"maxfail": 1}, False),  # `-x`: the tests after the failed one did not run
+        ({"deselect": ["tests/test_sums.py::test_two"]}, False),
+        ({"keyword": "one"}, False),
+        ({"markexpr": ""}, False),
+        ({"args": ["tests/test_sums.py::test_one"]}, False),
+    ],
+)
+def test_seconds_are_recorded_unless_only_some_tests_of_a_file_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], recorded: bool
+) -> None:
+    monkeypatch.setattr(conftest, "ROOT", tmp_path)
+    reports = [
+        pytest.TestReport(
+            f"tests/test_sums.py::test_{name}", ("", 0, ""), {}, "passed", None, "call", duration=2
+        )
+        for name in ("one", "two")
+    ]
+    stats = {"passed": reports[:1], "failed" if changes.pop("failed", True) else "skipped": reports[1:]}
+    options = {"markexpr": "not extended", "keyword": "", "deselect": None, "maxfail": 0, **changes}
+    config: Any = SimpleNamespace(option=SimpleNamespace(**options), args=options.pop("args", ["tests"]))
+    reporter: Any = SimpleNamespace(stats=stats)
+    conftest.pytest_terminal_summary(reporter, config)
+    path = tmp_path / changed_tests.SECONDS
+    assert (json.loads(path.read_text()) if path.exists() else None) == (
+        {"tests/test_sums.py": 4.0} if recorded else None
+    )
 
 
 def test_a_run_names_what_it_leaves_out(
