@@ -1,8 +1,9 @@
 """Runs the tests that depend on files changed since a commit: make test-changed (CONTRIBUTING.md).
 
-A test file depends on the modules that it imports, and on the files that its strings name, such as a job that
-it starts. It also depends on the dependencies of these files. Test files that are fewer imports away from a
-changed file run first. A test file counts as nearer if a changed module has the same folder or the same name.
+A test file depends on the modules that it imports, and on the files and plug-ins that its strings name, such
+as a job that it starts. It also depends on the dependencies of these files. Test files that are fewer imports
+away from a changed file run first. A test file counts as nearer if a changed module has the same folder or
+the same name.
 Test files that would exceed the time limit are left out, and the command prints their number.
 tests/conftest.py records the seconds of each test file in build/test_seconds.json.
 """
@@ -70,7 +71,8 @@ def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
     These are the modules that it imports, except for type checks, and the packages that contain these
     modules. Files and modules that its strings name are dependencies too, and so are the `conftest.py` files
     of its folder and of all parent folders. A module that imports others by computed names depends on all
-    modules of the packages that it names.
+    modules of the packages that it names. If such a package is in a folder of another package, its modules
+    are plug-ins, such as operators. A file in tests/ depends on the plug-ins whose names are strings in it.
 
     Args:
         root: the folder of the checkout.
@@ -83,6 +85,8 @@ def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
         names[PurePosixPath(path).name].append(path)
     named = {name: paths[0] for name, paths in names.items() if len(paths) == 1}
     depends: dict[str, set[str]] = {}
+    texts_of: dict[str, set[str]] = {}
+    plugins: dict[str, set[str]] = defaultdict(set)
     for path in files:
         if not path.endswith(".py"):
             continue
@@ -97,15 +101,30 @@ def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
             needed |= {named[text]} if text in named and text.endswith((".py", ".yaml", ".sh")) else set()
             if "." in text and (module := _longest(text, modules)):
                 needed.add(module)
-        if "import_module(" in source:  # the module imports plug-ins by computed names
-            folders = {
-                text.replace(".", "/") for text in texts if f"{text.replace('.', '/')}/__init__.py" in known
-            }
-            folders |= {str(PurePosixPath(path).parent)} if 'import_module(f"{__name__}' in source else set()
-            needed |= {other for other in modules.values() if str(PurePosixPath(other).parent) in folders}
+        loaded = _loaded_by_name(path, source, texts, modules)
+        needed |= loaded
+        for plugin in () if path.startswith("tests/") else loaded:
+            if plugin.count("/") > 1:
+                plugins[PurePosixPath(plugin).stem].add(plugin)
         needed |= {f"{folder}/conftest.py" for folder in PurePosixPath(path).parents} & known
-        depends[path] = needed - {path}
+        depends[path], texts_of[path] = needed - {path}, texts
+    for path in (path for path in depends if path.startswith("tests/")):
+        depends[path] |= set().union(*(plugins[name] for name in texts_of[path] & plugins.keys()))
     return depends
+
+
+def _loaded_by_name(path: str, source: str, texts: set[str], modules: Mapping[str, str]) -> set[str]:
+    """Returns the files of the packages whose modules a file imports by computed names.
+
+    Args:
+        path, source, texts: the file, its text and its short strings.
+        modules: maps the modules of the checkout to their files.
+    """
+    if "import_module(" not in source:
+        return set()
+    folders = {text.replace(".", "/") for text in texts if modules.get(text, "").endswith("/__init__.py")}
+    folders |= {str(PurePosixPath(path).parent)} if 'import_module(f"{__name__}' in source else set()
+    return {other for other in modules.values() if str(PurePosixPath(other).parent) in folders}
 
 
 def distances(

@@ -186,7 +186,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     The seconds of its extended tests are another entry.
     """
     suffix = {"not extended": "", "extended": EXTENDED_SECONDS}.get(config.option.markexpr)
-    only_some = config.option.keyword or suffix is None
+    stopped = config.option.maxfail and {"failed", "error"} & terminalreporter.stats.keys()
+    only_some = config.option.keyword or config.option.deselect or stopped or suffix is None
     if only_some or any("::" in argument for argument in config.args):
         return
     seconds: dict[str, float] = defaultdict(float)

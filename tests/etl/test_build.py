@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import pytest
@@ -19,6 +19,7 @@ from conf.types import Config
 from etl import build
 from etl.build import BuildResult, encode_split
 from etl.ops.tables import VOCABULARY, workflow_table
+from etl.raw.files import RawFiles
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_workflow
 from spark.choose_workers import SparkWorkers
@@ -157,6 +158,44 @@ def test_features_of_another_workflow_are_published_beside_those_of_the_dataset(
         )
         key = f"{side[:-1]}_key"
         assert of_first[key].tolist() == of_second[key].tolist()
+
+
+@pytest.mark.parametrize(
+    "changes, name",
+    [
+        ({"split": {"by": "fraction", "train": 0.7}}, "shares"),
+        ({"split": {"by": "fraction", "validation": 0.05}}, "shares"),
+        ({"negatives": {"per_positive": 2}}, "drawn"),
+        ({"log": {**cases.LOG["log"], "null_values": ["", "null"]}}, "layout"),
+        ({"history": {"length": 3}}, "history"),
+    ],
+)
+def test_features_are_computed_again_if_a_setting_of_their_rows_has_changed(
+    tmp_path: Path, changes: dict[str, Any], name: str
+) -> None:
+    """A feature partition is current only if its inputs are equal. `earlier` stands for tables of earlier days."""
+    sections: dict[str, Any] = {
+        "split": {"by": "fraction"},
+        "negatives": {"per_positive": 1},
+        "items": {
+            "path": "{data}/items.csv",
+            "format": "csv",
+            "columns": [{"name": "item", "type": "string"}],
+        },
+        "history": {"length": 4},
+        "scopes": {},
+    }
+    raw, earlier = (
+        RawFiles(FIRST, ("part.tsv",), 1, "digest of the log"),
+        {"clicks": lambda day: f"before {day}"},
+    )
+    inputs, changed = (
+        build.feature_inputs(plan_of(cases.write_config(tmp_path, sections, more)), raw, "workflow", earlier)
+        for more in ({}, changes)
+    )
+    assert inputs.items() >= {"raw": raw.digest, "workflow": "workflow", "clicks": f"before {FIRST}"}.items()
+    assert inputs.keys() == changed.keys()
+    assert [key for key in inputs if inputs[key] != changed[key]] == [name]
 
 
 def test_a_day_whose_log_has_changed_is_scanned_and_encoded_again(

@@ -492,8 +492,14 @@ def test_the_guard_rail_stops_the_dates_after_all_published_lists(
         assert (served.folder is None) == idle
     score_daily(context(tested, DAY_AFTER))
     assert set(lists_of(copied, DAY_AFTER).variant) == {"control", "treatment"}
-    resumed = {**guarded, "resume": "2026-01-08"}
-    assert measured(copied, **{**resumed, "min_users": 1000})["stops_on"] is None
+    # A resumed experiment ignores the stop from the date of the stop on. Before this date, it stays stopped.
+    for resume, stops_on in (
+        ("2026-01-06", "2026-01-07"),
+        ("2026-01-07", None),
+        ("2026-01-08", None),
+    ):
+        resumed = {**guarded, "resume": resume, "min_users": 1000}
+        assert measured(copied, **resumed)["stops_on"] == stops_on, resume
 
 
 def test_users_that_do_not_fit_the_share_are_a_warning(

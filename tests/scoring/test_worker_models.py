@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import torch
+
+from scoring.model import predictor as predictor_module
 from scoring.model.predictor import Predictor, WorkerModels, models_of_process
 from scoring.ranking.recommender import load_recommender
 from scoring.requests import ListRequest, ModelRequest
@@ -30,6 +34,23 @@ def test_the_number_of_threads_and_the_settings_are_part_of_the_key(reference: R
     predictor = models.predictor(request, None, 1)
     assert models.predictor(request, None, 2) is not predictor
     assert models.predictor(replace(request, embeddings="int8"), None, 1) is not predictor
+
+
+@pytest.mark.parametrize("gpu", [None, 0, 1])
+def test_a_model_is_loaded_onto_the_gpu_that_spark_assigned_to_the_task(
+    reference: ReferenceScores, monkeypatch: pytest.MonkeyPatch, gpu: int | None
+) -> None:
+    chosen = []
+
+    def choose(*wanted: object) -> torch.device:
+        chosen.append(wanted)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(predictor_module, "choose_device", choose)
+    request = replace(reference.request, model=replace(reference.request.model, device="cuda"))
+    WorkerModels().predictor(request.model, gpu, 1)
+    WorkerModels().latest(load_recommender, request, gpu, 1)
+    assert chosen == [("cuda", gpu, "score.device")] * 2
 
 
 def test_one_result_of_each_loader_is_kept(reference: ReferenceScores) -> None:

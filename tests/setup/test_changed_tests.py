@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from setup.changed_tests import (
     expected_seconds,
     tracked_files,
 )
+from tests import conftest
 
 pytestmark = pytest.mark.processes
 
@@ -32,6 +35,10 @@ FILES = {
     ),
     "shop/plugins/__init__.py": 'from importlib import import_module\n\nimport_module(f"{__name__}.one")\n',
     "shop/plugins/one.py": "",
+    "shop/registry.py": 'from importlib import import_module\n\nimport_module("shop.rules" + ".cheap")\n',
+    "shop/rules/__init__.py": "",
+    "shop/rules/cheap.py": "",
+    "shop/rules/dear.py": "",
     "shop/native/scan.cpp": "int one;\n",
     "shop/native/library.py": "",
     "jobs/sell.py": "import shop.sums\n",
@@ -43,6 +50,9 @@ FILES = {
     "tests/test_patched.py": 'NAME = "shop.prices.RATE"\n',
     "tests/test_plugins.py": "import shop.plugins\n",
     "tests/test_native.py": "import shop.native.library\n",
+    "tests/test_registry.py": "import shop.registry\n",
+    "tests/rules_of_day.py": 'RULES = {"cheap": 3}\n',
+    "tests/test_rules.py": "from tests.rules_of_day import RULES\n",
     "tests/deep/conftest.py": "import shop.prices\n",
     "tests/deep/test_deep.py": "",
     "tests/contract/test_tree.py": "",
@@ -50,6 +60,7 @@ FILES = {
 # A changed file of this checkout, and a test that depends on it.
 EXPECTED = [
     ("etl/operators/clip.py", "tests/etl/ops/test_compute.py"),
+    ("etl/operators/winsorize.py", "tests/etl/ops/test_engines.py"),
     ("training/architectures/dlrm.py", "tests/training/test_models.py"),
     ("etl/native/scan.cpp", "tests/etl/text/test_scan.py"),
     ("jobs/show.py", "tests/contract/test_help.py"),
@@ -112,6 +123,17 @@ def test_plugins_and_compiled_files_have_tests(shop: Path, changed: str, test: s
     assert set(nearest(shop, changed)) == {test, "tests/contract/test_tree.py"}
 
 
+def test_a_test_depends_on_the_plugins_that_its_strings_name(shop: Path) -> None:
+    """Nothing imports a plug-in, so all tests of its registry would be equally near."""
+    steps = nearest(shop, "shop/rules/cheap.py")
+    assert (steps["tests/test_rules.py"], steps["tests/test_registry.py"]) == (2, 2)
+    (shop / "tests/test_names.py").write_text('NAMES = ["cheap"]\n')
+    files_of.cache_clear()
+    dependencies_of.cache_clear()
+    assert nearest(shop, "shop/rules/cheap.py")["tests/test_names.py"] == 1
+    assert "tests/test_names.py" not in nearest(shop, "shop/rules/dear.py")
+
+
 def test_a_changed_test_runs_first(shop: Path) -> None:
     assert nearest(shop, "tests/test_checks.py")["tests/test_checks.py"] == 0
 
@@ -147,6 +169,39 @@ def test_recorded_seconds_count_and_others_are_guessed(shop: Path) -> None:
     seconds = expected_seconds(shop, ["tests/test_sums.py", "tests/test_prices.py", "tests/test_frames.py"])
     assert seconds["tests/test_sums.py"] == 9.5
     assert seconds["tests/test_prices.py"] < seconds["tests/test_frames.py"]
+
+
+@pytest.mark.parametrize(
+    "changes, recorded",
+    [
+        ({}, True),
+        ({"maxfail": 1, "failed": False}, True),
+        ({"maxfail": 1}, False),  # `-x`: the tests after the failed one did not run
+        ({"deselect": ["tests/test_sums.py::test_two"]}, False),
+        ({"keyword": "one"}, False),
+        ({"markexpr": ""}, False),
+        ({"args": ["tests/test_sums.py::test_one"]}, False),
+    ],
+)
+def test_seconds_are_recorded_unless_only_some_tests_of_a_file_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], recorded: bool
+) -> None:
+    monkeypatch.setattr(conftest, "ROOT", tmp_path)
+    reports = [
+        pytest.TestReport(
+            f"tests/test_sums.py::test_{name}", ("", 0, ""), {}, "passed", None, "call", duration=2
+        )
+        for name in ("one", "two")
+    ]
+    stats = {"passed": reports[:1], "failed" if changes.pop("failed", True) else "skipped": reports[1:]}
+    options = {"markexpr": "not extended", "keyword": "", "deselect": None, "maxfail": 0, **changes}
+    config: Any = SimpleNamespace(option=SimpleNamespace(**options), args=options.pop("args", ["tests"]))
+    reporter: Any = SimpleNamespace(stats=stats)
+    conftest.pytest_terminal_summary(reporter, config)
+    path = tmp_path / changed_tests.SECONDS
+    assert (json.loads(path.read_text()) if path.exists() else None) == (
+        {"tests/test_sums.py": 4.0} if recorded else None
+    )
 
 
 def test_a_run_names_what_it_leaves_out(

@@ -9,8 +9,10 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError, InfrastructureError
+from spark import fork_server
 from spark.choose_workers import SparkWorkers, choose_workers
 from spark.profile import launch_settings, local_cores
 from spark.rows import frame_of
@@ -298,6 +301,28 @@ def test_processes_are_used_on_one_machine(monkeypatch: pytest.MonkeyPatch, tmp_
     assert isinstance(chosen, LocalWorkers)
     assert chosen.parallelism == 5
     assert [path.name for path in tmp_path.iterdir()] == [f"nightrank-{os.getuid()}"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_starting_processes_changes_nothing_in_the_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
+) -> None:
+    """The main module and the folder of temporary files are replaced only meanwhile, also if a start fails."""
+    folder = str(tmp_path / ("long" * 30))
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    main = sys.modules["__main__"]
+    monkeypatch.setitem(sys.modules, "__main__", main)  # restored after the test, also if it fails
+    with (
+        pytest.raises(OSError, match="no process") if fails else nullcontext(),
+        fork_server.without_main_module(),
+        fork_server._short_folder(),
+    ):
+        assert getattr(sys.modules["__main__"], "__file__", None) is None
+        assert tempfile.gettempdir() == "/tmp"
+        if fails:
+            raise OSError("no process")
+    assert sys.modules["__main__"] is main
+    assert tempfile.gettempdir() == folder
 
 
 def has_pandas(index: int) -> str:

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conf.errors import DataError, InfrastructureError
-from storage import file_io, format_versions
+from storage import file_io, format_versions, other_tools
 from storage import manifest as manifest_module
 from storage.dataset import Dataset, Member, publish_dataset, read_dataset, split_files
 from storage.manifest import (
@@ -25,6 +26,7 @@ from storage.manifest import (
     is_published,
     read_manifest,
     replace_manifest,
+    withdraw,
 )
 from storage.paths import LakePaths, Partition
 
@@ -161,6 +163,34 @@ def test_readers_see_the_old_manifest_or_the_new(partition: Partition) -> None:
     writer.join()
     assert seen <= {MANIFEST.digest, many.digest}
     assert [path.name for path in Path(partition.path).iterdir()] == [MANIFEST_NAME]
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_other_tools_see_the_files_of_the_newest_manifest(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch, is_withdrawn: bool
+) -> None:
+    """After this job has written its manifest, but before it links the files, another job changes the manifest."""
+    older, newer = (
+        replace(MANIFEST, files=tuple(replace(file, path=f"{partition.data}/{file.path}") for file in files))
+        for files in (MANIFEST.files[:2], MANIFEST.files[2:])
+    )
+    for path in data_files(partition, older) + data_files(partition, newer):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).touch()
+    show_links = other_tools.show_links
+
+    def show_later(*arguments: Any) -> None:
+        monkeypatch.setattr(other_tools, "show_links", show_links)
+        if is_withdrawn:
+            withdraw(partition)
+        else:
+            replace_manifest(partition, newer)
+        show_links(*arguments)
+
+    monkeypatch.setattr(other_tools, "show_links", show_later)
+    replace_manifest(partition, older)
+    expected = [] if is_withdrawn else ["a1-test-0.parquet", MANIFEST_NAME]
+    assert sorted(path.name for path in Path(partition.path).iterdir()) == sorted(expected)
 
 
 def test_values_json_cannot_hold_are_refused(partition: Partition) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -9,8 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -277,6 +280,28 @@ def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
     assert rank_main.device_of_rank(elastic.train) == torch.device("cuda", 0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert chosen == [torch.device("cuda", 0)] * 2
+
+
+def test_the_model_of_a_broken_ring_is_freed_before_the_next_one_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python frees objects that refer to each other, such as a model and its hooks, only when it looks for them."""
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    for with_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", partial(bool, with_gpu))
+        model = torch.nn.Linear(1, 1)
+        model.register_forward_hook(partial(print, model))
+        freed = weakref.ref(model)
+        gc.disable()
+        try:
+            del model
+            assert freed() is not None
+            rank_main._Ring().reset()
+            assert freed() is None
+        finally:
+            gc.enable()
+        assert emptied == [True] * with_gpu, "torch keeps freed memory of a GPU until it is told"
 
 
 def plan_of(config: Path) -> TrainPlan:

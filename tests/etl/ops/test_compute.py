@@ -1,6 +1,6 @@
-"""The arrow engine alone, on any values that Hypothesis finds.
+"""Operators that need no training rows give the oracle's values: in the arrow engine and in Spark.
 
-Each operator gives the oracle's values, also for slices and for single rows.
+The arrow engine gets any values that Hypothesis finds, also as slices and single rows. Spark gets chosen values.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from etl.ops import Moments, Statistics, operator_from_config
 from etl.ops.base import Type
-from etl.ops.tables import VOCABULARY, LocalTables
+from etl.ops.tables import VOCABULARY, LocalTables, Tables
 from etl.workflow.chains import FittedChain
 from etl.workflow.raw_values import one_row
 from storage.feature_spec import FLOAT32_MAX
@@ -68,9 +69,14 @@ OPERATORS: list[tuple[dict[str, Any], tuple[Type, ...]]] = [
 ]
 
 
-def _chain(entry: dict[str, Any], kinds: Sequence[Type], statistics: Statistics | None = None) -> FittedChain:
+def _chain(
+    entry: dict[str, Any],
+    kinds: Sequence[Type],
+    statistics: Statistics | None = None,
+    names: Sequence[str] = "abc",
+) -> FittedChain:
     operator = operator_from_config(entry)
-    columns = dict(zip("abc", kinds, strict=False))
+    columns = dict(zip(names, kinds, strict=False))
     steps = [operator.fit(step, statistics or Statistics()) for step in operator.bind(columns)]
     outputs = tuple(name for step in steps for name in step.outputs)
     return FittedChain(tuple(columns), tuple(kinds), tuple(steps), outputs)
@@ -86,9 +92,11 @@ def _computed(
     return {name: output.to_pylist() for name, output in chain.compute(arrays, tables).items()}
 
 
-def _expected(entry: dict[str, Any], columns: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+def _expected(
+    entry: dict[str, Any], columns: Sequence[Sequence[Any]], names: Sequence[str] = "abc"
+) -> dict[str, list[Any]]:
     ((name, parameters),) = entry.items()
-    rows = Table({}, frozenset(), dict(zip("abc", map(list, columns), strict=False)))
+    rows = Table({}, frozenset(), dict(zip(names, map(list, columns), strict=False)))
     return dict(oracle.oracle_of(name)(parameters, rows)(rows))
 
 
@@ -122,6 +130,40 @@ def test_values_are_the_oracles(entry: dict[str, Any], kinds: tuple[Type, ...], 
         assert [output.to_pylist() for output in alone.values()] == [
             [values[place]] for values in actual.values()
         ]
+
+
+# Limits of the operators above, values next to them, and extremes.
+CHOSEN: Mapping[Type, list[Any]] = {
+    "int": [None, -2, -1, 0, 1, 7, 8, 9, 10, 11, 10**18 - 1, 10**18, 2**63 - 1, -(2**63)],
+    "float": [None, -1.5, -1.0, -0.0, 0.5, 7.5, 7.75, 9.75, 10.0, 1e18, 2e18, FLOAT32_MAX, -FLOAT32_MAX],
+    "string": [None, "", "|", "a|b", "||né||", "a", "日本|né|b|", "\U0001f600||b", "0"],
+    "ints": [None, [], [-1], [0, 10, 9, 11], [10**18, -(2**63), 3, 4, 5], [7, 7]],
+    "strings": [None, [], ["a"], ["a", "", "né"], ["b", "a", "b", "a", "日本"]],
+}
+
+
+def test_spark_gives_the_oracles_values(spark: SparkSession) -> None:
+    rows = 60  # so that the values of columns with different numbers of chosen values are combined
+    # Operators may take several columns of one type: column 1 of a type has its values in another order.
+    columns = {
+        f"{kind}{place}": [values[(1 + 2 * place) * row % len(values)] for row in range(rows)]
+        for kind, values in CHOSEN.items()
+        for place in range(2)
+    }
+    types = {"int": "long", "float": "double", "ints": "array<long>", "strings": "array<string>"}
+    schema = ", ".join(f"{name} {types.get(name[:-1], 'string')}" for name in columns)
+    frame = spark.createDataFrame(list(zip(*columns.values(), strict=True)), schema).coalesce(1)
+    tables, outputs, expected = Tables({}, {}, 0, LocalTables({})), [], {}
+    for number, (entry, kinds) in enumerate(OPERATORS):
+        names = [f"{kind}{kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
+        chain = _chain(entry, kinds, names=names)
+        values = _expected(entry, [columns[name] for name in names], names)
+        outputs += [
+            value.alias(f"{number} {name}") for name, value in chain.apply(frame, tables, "")[1].items()
+        ]
+        expected |= {f"{number} {name}": values[name] for name in values}
+    collected = frame.select(*outputs).collect()
+    _assert_same({name: [row[name] for row in collected] for name in expected}, expected)
 
 
 NUMBERS = st.lists(st.none() | st.integers(-1000, 1000), max_size=8)

@@ -205,6 +205,13 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
         (["K"], DENSE, [{"join_groupby": {"statistics": ["sum"], "of": ["nothing"]}}], "{'nothing': None}"),
         (["K"], DENSE, [{"join_groupby": {"statistics": ["sum"], "of": ["C1"]}}], "{'C1': 'string'}"),
         (["K"], DENSE, [{"target_encoding": {"target": "nothing"}}], "{'nothing': None}"),
+        *[
+            (["K"], DENSE, [{"rename": {"suffix": "_of"}}, operator], "not {'C1': 'string'}")
+            for operator in [
+                {"join_groupby": {"statistics": ["sum"], "of": ["C1"]}},
+                {"target_encoding": {"target": "C1"}},
+            ]
+        ],
         (["C1", "K"], IDS, [{"join_external": {"path": "p", "columns": {"a": "int"}}}, HASH], "one column"),
         (["C1"], IDS, [{"categorify": {"min_count": {"C2": 3}}}], "has no entry for C1"),
         (["I1"], DENSE, [{"rename": {"names": {"I2": "a"}}}], "['I2'], which are not in ['I1']"),

@@ -32,7 +32,18 @@ from tests.etl.text.test_two_passes import GROUPS, _rows
 
 RUN_DATE = "2026-01-09"
 LOG = {"log": {**cases.LOG["log"], "path": "{data}/*"}}
-CUT = {"split": {"by": "fraction", "train": 0.6, "validation": 0.25}}
+CUT: dict[str, Any] = {
+    "split": {"by": "fraction", "train": 0.6, "validation": 0.25},
+    "features": [
+        *GROUPS["features"],
+        # Its mean needs the training rows. Statistics of single columns are computed from value counts.
+        {
+            "columns": ["I1", "I2"],
+            "kind": "dense",
+            "ops": [{"expression": {"output": "sum", "formula": "I1 + I2"}}, "fill", "normalize"],
+        },
+    ],
+}
 
 
 def _no_session() -> SparkSession:

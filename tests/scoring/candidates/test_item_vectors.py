@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conf.errors import DataError, InfrastructureError
+from scoring.candidates import item_vectors
 from scoring.candidates.ease import WEIGHTS, ease_weights, gram_matrix, weight_batches
 from scoring.candidates.item_vectors import ItemVectors, load_item_vectors, rounded
 from scoring.requests import ItemVectorsRequest
@@ -185,6 +186,25 @@ def write_vectors(path: Path, items: list[int], vectors: list[list[float]]) -> s
         path,
     )
     return str(path)
+
+
+@pytest.mark.parametrize("gpu", [None, 0, 1])
+def test_a_task_uses_the_gpu_that_spark_assigned_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: int | None
+) -> None:
+    chosen = []
+
+    def choose(*wanted: object) -> torch.device:
+        chosen.append(wanted)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(item_vectors, "choose_device", choose)
+    monkeypatch.setattr("training.device.choose_device", choose)
+    file = write_vectors(tmp_path / "a.parquet", [2], [[2.0, 0.5]])
+    load_item_vectors(ItemVectorsRequest((file,), 3, "cuda"), gpu, 1)
+    pairs = pair_batches(clicks(9, 3, 1), ITEMS[:3], 2)
+    assert sum(len(batch) for batch in weight_batches(pairs, ITEMS[:3], 9.0, "cuda", gpu, 1)) == 3
+    assert chosen == [("cuda", gpu, "score.device")] * 2
 
 
 def test_the_table_is_read_in_the_order_of_its_items(tmp_path: Path) -> None:

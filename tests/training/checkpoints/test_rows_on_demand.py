@@ -46,12 +46,16 @@ def logits(model: Any, spec: FeatureSpec, rows: int = 40, seed: int = 0) -> Tens
         return model(dense, categorical)
 
 
+def kept_rows(model: Any) -> list[tuple[RowsOnDemand, KeptRows]]:
+    """The tables of a model, with the rows that each of them keeps."""
+    tables = [table for table in tables_of(model).values() if isinstance(table, RowsOnDemand)]
+    return [(table, table._kept) for table in tables if table._kept is not None]
+
+
 def most_rows(model: Any, rows: int) -> None:
     """Lets each table keep so many rows."""
-    for table in tables_of(model).values():
-        assert isinstance(table, RowsOnDemand)
-        assert table._kept is not None
-        table._kept._most_rows = rows
+    for _, kept in kept_rows(model):
+        kept._most_rows = rows
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
@@ -66,8 +70,11 @@ def test_every_architecture_scores_the_same(tmp_path: Path, name: str, storage: 
     }
     save_model(str(tmp_path), build_model(config, spec, seed=5), description)
     whole = load_model(str(tmp_path), CPU).model
-    model = load_model(str(tmp_path), CPU, "on_demand").model
+    model = load_model(str(tmp_path), CPU, "on_demand", rows_mib=1).model
     assert all(table.weight.numel() == 0 for table in tables_of(model).values())
+    assert len(kept_rows(model)) == len(tables_of(model))
+    most_bytes = sum(kept._most_rows * table.row_bytes for table, kept in kept_rows(model))
+    assert 0.99 * 2**20 < most_bytes <= 2**20, "all tables share `rows_mib`"
     for seed in range(3):
         assert torch.equal(logits(model, spec, seed=seed), logits(whole, spec, seed=seed))
     most_rows(model, 4)  # fewer than a lookup needs
