@@ -1,4 +1,4 @@
-"""The Spark profile of a process, and the files of Spark properties."""
+"""Chooses the Spark profile of a process, which is a file of Spark properties, and reads such files."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class ListScorer:
     ) -> Tensor:
         """Returns the ranking keys of R users and W items, shape (R, W).
 
-        The key of an item that is not a candidate of the user is NO_CANDIDATE.
+        An item that is not a candidate of the user has the ranking key NO_CANDIDATE.
 
         Args:
             scores: (R, W) probabilities, or scores of a blend.

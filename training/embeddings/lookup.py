@@ -284,7 +284,10 @@ class PaddedLists:
         return len(self.lengths)
 
     def features(self, num_single: int) -> Tensor:
-        """Returns the feature of each column of ids, (W,) int64; the first columns have one id each."""
+        """Returns the number of the feature to which each column of ids belongs, (W,) int64.
+
+        The first `num_single` features have one column each.
+        """
         features = [*range(num_single)]
         for index, length in enumerate(self.lengths):
             features += [num_single + index] * length

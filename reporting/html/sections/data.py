@@ -168,8 +168,8 @@ def render_quality(
     Args:
         report: the data report of the run.
         of_choices: whether each row of the log is an item that a user chose.
-        with_charts: whether charts show the rows and clicks by day. If the run has published features, the
-            section `data` has these charts.
+        with_charts: whether charts show the rows and clicks by day. False if another section of the page
+            has them.
     """
     if report is None:
         return section("quality", "Data quality", missing("The data report", "build_features"))
