@@ -274,8 +274,8 @@ def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
     if not earlier:
         known = ", ".join(sorted(shim.name for shim in shims)) or "none"
         raise ConfigError(
-            f"{jar} supports neither Spark {spark_version} nor an earlier release of {major}.{minor}, but only: "
-            f"{known}",
+            f"{jar} supports neither Spark {spark_version} nor an earlier release of {major}.{minor}. It "
+            f"supports {known}",
             "use a release of the accelerator that supports this version of Spark (docs/gpu.md), "
             f"or remove {PLUGIN} from spark.plugins",
         )
