@@ -106,9 +106,9 @@ class History(Strict):
     length: PositiveInt = Field(default=50, description="Largest number of items in a list.")
     days: Days | None = Field(
         default=None,
-        description="Number of days whose clicks are used. The last of them is the day before the row's "
-        "day. The key is required with split.by=day. With another split.by it is refused, because all "
-        "rows of the log are used.",
+        description="Number of days before the row's day whose clicks are used, in addition to earlier "
+        "clicks on the row's day. The key is required with split.by=day. With another split.by it is "
+        "refused, because all rows of the log are used.",
     )
 
     @property

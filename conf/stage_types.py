@@ -143,7 +143,7 @@ class Output(Strict):
     row_group_rows: PositiveInt = Field(
         default=1_000_000,
         description="Largest number of rows of a Parquet file. A file has one row group. Only files of "
-        "features that are encoded without Spark frames have several row groups, each with at most 32 MiB of "
+        "features that are encoded without Spark frames may have several, each with at most 32 MiB of "
         "model inputs, so that training needs less memory.",
     )
     grace_hours: Annotated[float, Field(ge=0, le=_HOURS_OF_A_CENTURY)] = Field(

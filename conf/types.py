@@ -309,8 +309,8 @@ class Drift(Strict):
     )
     oov_share_hold: Limit = Field(
         default=None,
-        description="The champion remains if, for any feature, a larger share of the values is missing in "
-        "the vocabulary. Null: no limit.",
+        description="The champion remains if, for any feature, more than this share of the values is "
+        "missing in the challenger's vocabulary. Null: no limit.",
     )
 
     @model_validator(mode="after")
