@@ -471,7 +471,7 @@ def _with_members(manifest: Manifest, changes: DigestChanges, clicks: Clicks) ->
         return replace(member, digest=digest, clicks=None if member.clicks is None else member.clicks - lost)
 
     new = {split: [changed(member) for member in members] for split, members in splits.items()}
-    for unique in (False, True):  # publish_latest ignores repeated digests
+    for unique in (False, True):  # publish_latest combines each digest only once
         changes.add(_combined(splits, unique), _combined(new, unique))
     changes.add(_dataset_digest(manifest, splits), _dataset_digest(manifest, new))
     facts["splits"] = {split: [dict(vars(member)) for member in members] for split, members in new.items()}

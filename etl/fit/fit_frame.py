@@ -116,7 +116,7 @@ def _types(chains: Sequence[Chain]) -> dict[str, Type]:
 
 
 def _require_fit(operators: Sequence[Operator]) -> None:
-    """Raises ConfigError if an operator reads another table than the frame."""
+    """Raises ConfigError if an operator reads a table other than the frame."""
     external = sorted({operator.name for operator in operators if operator.needs == "external"})
     if external:
         raise ConfigError(
@@ -202,8 +202,7 @@ class FrameStatistics:
     It also collects the tables in which fitted steps look up values.
 
     Attributes:
-        facts: maps each vocabulary to its sizes (numbers of entries, occurrences and rare values), as
-            etl.statistics.count_statistics computes them.
+        facts: maps each vocabulary to its size and counts, as etl.statistics.count_statistics computes them.
     """
 
     rows: FrameRows

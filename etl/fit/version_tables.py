@@ -305,10 +305,9 @@ def parts_from_json(stored: Mapping[str, Any]) -> GroupParts:
     )
 
 
-# Writes a fitted workflow and its tables to a folder, with the same files as the ETL job writes to a data
-# lake.
+# Writes a fitted workflow and its tables to a folder, in the same format as in a data lake.
 
-# Written for a table without files, so that the table has one file without rows.
+# Written for a table without rows, because `publish_files` needs a file that defines the columns.
 _WITHOUT_ROWS = pa.table({KEY: pa.array([], pa.string())})
 
 

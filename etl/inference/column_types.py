@@ -77,7 +77,7 @@ _DAY_MICROS = 86_400_000_000
 _UNITS: tuple[tuple[str, int], ...] = (("s", 1), ("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000))
 # A column depends on a key if nearly all rows with the same key have the same value. The number of exceptions
 # must not exceed the first share of all rows. It must also not exceed the second share of the rows that have
-# another value than the column's most frequent one.
+# a value other than the column's most frequent one.
 _EXCEPTIONS, _UNEXPLAINED = 0.02, 0.2
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _CERTAIN_SEPARATORS = ("|", ";")

@@ -165,8 +165,8 @@ _FOREIGN_TITLES = (
 # Limits for recognizing a column of titles by its values: minimum share of distinct texts, maximum length of
 # a text, and minimum share of texts with several words or letters beyond ASCII.
 _TITLE_DISTINCT, _LONGEST_TITLE, _TITLE_WORDS = 0.3, 120, 0.4
-# In data of cash registers, the column with a product's name is often called description. Texts longer than
-# _SHORT_TITLE characters are not titles.
+# In data of cash registers, the column with a product's name is often called description. If its texts have
+# more than _SHORT_TITLE characters on average, they are not titles.
 _DESCRIPTION_NAME, _SHORT_TITLE = re.compile(r"desc|beschreib", re.IGNORECASE), 30
 _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
@@ -326,9 +326,9 @@ def _is_grouped(column: SampledColumn) -> bool:
 def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess:
     """Returns which rows of a log are clicks.
 
-    The label is a column of events. If there is none, the label is a column of numbers whose name means a
-    label or a rating. If the files do not name their columns, it is the first column, if this has only 0 and
-    1.
+    The label is a column of events. If there is none, the label is a column of numbers or flags whose name
+    means a label or a rating. If the files do not name their columns, it is the first column, if this has
+    only 0 and 1.
     """
     for column in columns:
         guess = _events_in(column, has_names=has_names)

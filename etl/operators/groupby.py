@@ -92,7 +92,7 @@ class Groupby(RowChanger):
         """Returns one row for each combination of values in the columns `by`."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         place = F.struct(*order)
-        # The new rows also have these columns, which are not in `by` or `aggregates`.
+        # If the rows have these columns, the new rows have them too. They are not in `by` or `aggregates`.
         carried: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
         carried |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in rows.columns}
         carried |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}
@@ -111,7 +111,8 @@ class Groupby(RowChanger):
     def apply_table(self, rows: pa.Table) -> pa.Table:
         """Returns one row for each combination of values in `by`, with the same columns as `apply`.
 
-        Columns that are copied keep their dictionaries. Columns that are computed have no dictionary.
+        Copied columns, and the aggregates `first` and `last`, keep their dictionaries. Other columns have no
+        dictionary.
         """
         names = rows.column_names
         by = [*self.by, *(name for name in (SPLIT,) if name in names)]

@@ -123,8 +123,8 @@ def operator_in(module: ModuleType) -> Found:
         return operator, None
     if [value.name for value in fitted] != [operator.name]:
         raise ConfigError(
-            f"{module.__name__} defines the operator {operator.name}, but not exactly one fitted step with "
-            f"this name; its fitted steps are {[value.name for value in fitted]}",
+            f"{module.__name__} defines the operator {operator.name}, but not exactly one fitted step (with "
+            f"this name); its fitted steps are {[value.name for value in fitted]}",
             f"define one subclass of Fitted with the name {operator.name!r}",
         )
     return operator, fitted[0]

@@ -218,7 +218,7 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
         texts = _unquoted(texts, first == _QUOTE)
     if column.type in NUMBER_TYPES:
         if table.decimal_separator != POINT:
-            # JSON numbers always have a decimal point, so leave texts without a comma unchanged.
+            # JSON numbers never have a decimal comma, so leave texts without a comma unchanged.
             has_comma = pc.fill_null(pc.match_substring(texts, ","), False)
             texts = pc.if_else(has_comma, with_decimal_points(texts), texts)
         is_plain = pa.array(first != _QUOTE)

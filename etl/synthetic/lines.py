@@ -98,7 +98,7 @@ def hex_multiplier(column: str) -> int:
 def hex_tokens(column: str, codes: Ints) -> pa.StringArray:
     """Returns the token of each code, a text of 8 hex digits, shape (n,).
 
-    Codes are taken modulo 2**32. No real code has the token 00000000; it belongs to the code 2**32 - 1.
+    Codes are taken modulo 2**32. Only the code 2**32 - 1 (also MISSING, which is -1) has the token 00000000.
     """
     scattered = ((codes + 1) % _IDS * hex_multiplier(column)) % _IDS
     digits = _HEX[scattered.astype(">u4").view(np.uint8).reshape(-1, 4)]  # (rows, 4, 2)

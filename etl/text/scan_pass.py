@@ -48,7 +48,7 @@ from etl.text.stored_rows import RowsFile, RowsFileWriter, Spill, SpillWriter
 from spark.workers import TaskArguments, Workers
 from storage.feature_spec import EVENT_TIME, LABEL
 
-if TYPE_CHECKING:  # Python workers import this module, but need pyspark only for type checks.
+if TYPE_CHECKING:  # Python workers import this module, but they do not need pyspark.
     from pyspark.sql import DataFrame
 
 # Number of blocks whose counts a task keeps before it merges them. This limits the memory of a task.

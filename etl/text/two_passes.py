@@ -382,7 +382,7 @@ def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> lis
         end += block.lines
         size += block.bytes
         names.append(block.saved)
-        # A block of a compressed file has almost FILE_SPLIT_BYTES, so it becomes a run of its own.
+        # A block of a compressed file usually has about FILE_SPLIT_BYTES, so it becomes a run of its own.
         if size + block.bytes // 2 >= FILE_SPLIT_BYTES or index == len(blocks) - 1:
             runs.append(SavedRun(first, end, tuple(names)))
             first, size, names = end, 0, []
