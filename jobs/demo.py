@@ -292,7 +292,7 @@ def _hit_rates(measure: MeasuredRelevance) -> list[TargetFigure]:
 
 
 def _ceiling(truth: Mapping[str, Any] | None, k: int) -> list[TargetFigure]:
-    """Returns hit rates that the true probabilities predict, and a ratio for the published lists.
+    """Returns hit rates of lists ranked by the true probabilities, and a ratio for the published lists.
 
     This ratio is the hit rate of the published lists, divided by that of the best possible lists. The result
     is empty if the true probabilities are unknown.

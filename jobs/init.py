@@ -230,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
         "be read.",
     )
     parser.add_argument(
-        "log", metavar="LOG", help="a file, a folder, or a glob in quotes; dates in file names become {date}"
+        "log", metavar="LOG", help="a file, a folder, or a glob in quotes; the date in a path becomes {date}"
     )
     parser.add_argument("--users", metavar="FILE", help="table with attributes of users")
     parser.add_argument("--items", metavar="FILE", help="table with attributes of items")

@@ -413,7 +413,7 @@ class SharedSession:
     _session: SparkSession | None = None
 
     def of_job(self) -> OwnSession:
-        """Returns the object that opens and closes this session for the next job."""
+        """Returns the object through which the next job uses this session."""
         return _Borrowed(self)
 
     def get(self, context: RunContext) -> SparkSession:

@@ -1,4 +1,4 @@
-"""The base class of estimators, which handles parameters as scikit-learn does, and training settings."""
+"""The base class of estimators, with parameters as in scikit-learn, and the default training settings."""
 
 from __future__ import annotations
 

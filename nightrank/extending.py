@@ -4,9 +4,9 @@ docs/extending.md describes how to write plug-ins.
 
     from nightrank.extending import Operator, RowWise, Statistics, Step
 
-A package that imports only from this module also works with the wheel of `nightrank`. All other modules have
-different names in the wheel and in the checkout. Each module is imported when one of its names is first used.
-So a plug-in that defines only an operator does not import torch or Spark.
+A package that imports only from this module also works with the wheel of `nightrank`. The modules that define
+these names have different names in the wheel and in the checkout. Each of them is imported when one of its
+names is first used. So a plug-in that defines only an operator does not import torch or Spark.
 """
 
 from importlib import import_module

@@ -165,7 +165,8 @@ def require_kept(keep: Sequence[str], names: Sequence[object], features: Sequenc
     unknown = [name for name in keep if list(names).count(name) != 1 or list(keep).count(name) > 1]
     if unknown:
         raise ConfigError(
-            f"`keep` contains {unknown}, but each entry must occur once and be the name of only one column",
+            f"`keep` contains {unknown}, but each entry must occur once and be the name of exactly one "
+            "column",
             f"choose from the columns {list(names)}",
         )
     taken = [name for name in keep if name in features]

@@ -55,9 +55,7 @@ def open_lake(
     """Opens a lake for reading. Nothing is written to it.
 
     Args:
-        lake: the folder or the URI (`s3:
-
-        …`) of the lake, as in the key `lake` of the configuration.
+        lake: the folder or the URI (`s3://…`) of the lake, as in the key `lake` of the configuration.
         config: the configuration file of its jobs. Pass it if `Model.recommend` must apply the
             business rules, the blend and the context of this file.
         name: the name of the models, if the lake has models of several names. The default is the name in the

@@ -145,9 +145,10 @@ class Workflow:
         """Learns from training rows, and returns the features for training a model.
 
         The result differs from `fit(rows).transform(rows)` only if the workflow has the operator
-        target_encoding. This operator divides the training rows into folds, and encodes a row with the mean
-        label of the rows in other folds. So the features of a row do not depend on its own label. The fold of
-        a row depends on its position. build_features does the same for training rows.
+        target_encoding. This operator divides the training rows into folds. It encodes the key of a row with
+        the mean of the target, such as the label, over the rows in other folds that have this key. So the
+        features of a row do not depend on its own label. The fold of a row depends on its position.
+        build_features does the same for training rows.
 
         Args:
             rows: as for `fit`.
@@ -207,7 +208,7 @@ class Workflow:
     def encode(self, rows: Frame | pa.RecordBatch, features: Sequence[str] | None = None) -> Frame:
         """Returns the features of raw rows, as a frame of the same kind as `rows`, in the order of the rows.
 
-        Rows are treated as rows that `fit` did not read, so a target encoding is the mean over all training
+        Rows are treated as rows that `fit` did not read, so a target encoding is computed from all training
         rows. Values that are not in a vocabulary of the workflow get the id of unknown values.
 
         Integers may have any integer type. They may also be floats with NaN for nulls, as in pandas. Columns

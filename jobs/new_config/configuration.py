@@ -72,8 +72,8 @@ _VAGUE_NAMES = {
 }
 # A log of choices contains only rows with items that users chose. For such a log, `init` writes the settings
 # of benchmarks/lists.yaml, which were measured on several logs (docs/decisions/sequence-models.md#0129).
-# `_ROWS_OF_A_TRAINING` is the approximate number of rows that
-# a training reads in all epochs together. A training has two to sixteen epochs, and takes some minutes.
+# `_ROWS_OF_A_TRAINING` is the approximate number of rows that a training reads in all epochs together. A
+# training has two to sixteen epochs, and takes some minutes.
 _ROWS_OF_A_TRAINING = 3_200_000
 _HISTORY_LENGTH = 20
 # If more than this share of the rows have no user, the configuration leaves such rows out without an error.

@@ -360,8 +360,8 @@ def _failures(comparison: Comparison) -> Section | None:
 
 def _command(command: str) -> Section:
     sentence = lead(
-        "This command starts the nightly run, which trains a model with the settings of the best experiment. "
-        "Then the gate decides whether this model serves:"
+        "The following command starts the nightly run, which trains a model with the settings of the best "
+        "experiment. Then the gate decides whether this model serves."
     )
     return section("use", "Use the best experiment", sentence, tag("p", tag("code", command)))
 

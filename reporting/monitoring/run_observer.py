@@ -27,7 +27,7 @@ from storage.job_summary import JobSummary
 from storage.lineage import RunLineage
 from storage.paths import LakePaths
 
-# Reads from the session's status store which stages Spark ran for a job, and on which executors.
+# Reads the work that Spark did for a job: its stages and its executors, from the session's status store.
 
 _MOST_STAGES = 200
 _DRAIN_MS = 2_000
