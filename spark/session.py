@@ -327,7 +327,7 @@ def _entry(class_name: str) -> str:
 
 
 def _native(spark_version: str) -> Shim:
-    """Returns the shim whose name belongs to exactly this version of Spark. A jar may not contain it."""
+    """Returns the shim whose name belongs to exactly this version of Spark. A jar need not contain it."""
     major, minor, patch = _numbers(spark_version)
     return Shim(f"spark{major}{minor}{patch}")
 

@@ -70,7 +70,7 @@ def _added(
 def find_id_counts(lake: LakePaths, version: str) -> IdCounts:
     """Returns the files with the counts of a workflow version; no files if it has no vocabularies.
 
-    If a feature is computed from ids and does not change them, as the first ids of a list do, it has the
+    A feature that is computed from ids without changing them, such as the first ids of a list, has the
     vocabulary of these ids. If an operator does change ids, the counts are wrong, but results are correct:
     counts decide only where the rows of embedding tables are stored.
     """

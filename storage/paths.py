@@ -158,7 +158,7 @@ class LakePaths:
         return self._table("prepared", config_name, internal=True)
 
     def copies(self, config_name: str, table: str) -> Table:
-        """Returns the location of the table with the daily copies of a table of Spark's catalogue."""
+        """Returns the location of the table with rows copied from a table of Spark's catalogue, by day."""
         return self._table("copies", config_name, table, internal=True)
 
     def tables_of_copies(self, config_name: str) -> list[Table]:

@@ -119,7 +119,7 @@ def publish(
 
 
 def new_attempt(partition: Partition) -> str:
-    """Returns a new folder for the data files that one attempt to write a partition creates.
+    """Returns the path of a new folder for the data files of one attempt to write a partition.
 
     The path is relative to the partition's folder.
     """

@@ -17,7 +17,7 @@ from storage.manifest import MANIFEST_NAME, Manifest, is_published, load_manifes
 from storage.other_tools import LOCK_NAME
 from storage.paths import DATA, LakePaths, Partition, Table
 
-# Name of a file that is written to a folder of data files when the folder's manifest is deleted.
+# Name of a file that is written to a folder of data files before the folder's manifest is deleted.
 WITHDRAWN_NAME = "_WITHDRAWN"
 _WITHDRAWN_TEXT = (
     "No manifest lists the files of this folder any more. A job deletes them after output.grace_hours.\n"
@@ -70,7 +70,7 @@ def remove(partition: Partition, grace_hours: float) -> None:
 
 
 def record_withdrawal(folder: str) -> None:
-    """Writes the file WITHDRAWN_NAME into a folder of data files whose manifest was deleted.
+    """Writes the file WITHDRAWN_NAME into a folder of data files. Call this before the manifest is deleted.
 
     The time of this file is the time at which the manifest was deleted. So later removals can compute for how
     long no manifest has listed the data files.

@@ -63,12 +63,12 @@ def rows_before_test(
     """Returns the features of all users, or of all items, from before the test rows.
 
     If the configuration has a table of attributes for this side (section `users` or `items`), the features
-    are computed from the rows of this table. Published lists use the same features. Users with a train or
-    validation row, but without a row in this table, have null attributes. Items without a row in this table
-    have null attributes if `items.missing` is `serve`; otherwise they are left out. Without a table of
-    attributes, a user or an item has the features of its latest row in the train and validation splits.
-    Features of `last_values` are computed from the last values before the test days. With
-    `before=validation`, only rows of the train split are used.
+    are computed from the rows of this table, as for published lists. Users with a train or validation row,
+    but without a row in this table, have null attributes. Items without a row in this table have null
+    attributes if `items.missing` is `serve`; otherwise they are left out. Without a table of attributes, a
+    user or an item has the features of its latest row in the train and validation splits. Features of
+    `last_values` are computed from the last values before the test days. With `before=validation`, only rows
+    of the train split are used.
 
     Args:
         context: the context of the run.

@@ -193,8 +193,7 @@ def sampled_users(
 def publish_items(context: RunContext, dataset: Dataset, model: ModelInfo) -> Manifest:
     """Publishes the ranked items as the table `gate_items`, if they are not published yet.
 
-    Workers read the items from these files. The features are computed from rows before the test split
-    (features_before_test.py).
+    Workers read the items from these files. The features are those that `rows_before_test` returns.
     """
     version, attributes = model.spec.workflow_version, context.config.items
     inputs = {"dataset": dataset.digest, "workflow": version}

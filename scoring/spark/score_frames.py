@@ -157,7 +157,7 @@ def score_in_batches(
 
     Args:
         rows, function, schema: see `spark.rows.map_rows`.
-        batch_rows: number of rows in each batch, if `rows` is a table.
+        batch_rows: number of rows in each batch, if `rows` is a table or files.
     """
     if not isinstance(rows, pa.Table | StoredRows):
         return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, 1, batch_rows)

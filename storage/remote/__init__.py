@@ -45,7 +45,7 @@ def _wait_for_threads() -> None:
 class StoreHandler(fs.FileSystemHandler):
     """A pyarrow handler of a store. Its paths have no scheme.
 
-    It has the operations of pyarrow, and one more, which creates a file only if none exists at the path.
+    In addition to the operations of pyarrow, it can create a file only if none exists at the path.
 
     Attributes:
         scheme: the scheme in error messages.

@@ -71,7 +71,7 @@ def test_one_row_that_does_not_fit_is_an_infrastructure_error() -> None:
     def work(rows: int) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
-    with pytest.raises(InfrastructureError, match=r"one row at once: tried to allocate 20 GiB"):
+    with pytest.raises(InfrastructureError, match=r"score even one row: tried to allocate 20 GiB"):
         MicroBatch(8).within_memory(work)
 
 
@@ -145,5 +145,5 @@ def test_probabilities_of_rows_stay_the_same_when_memory_runs_out(reference: Ref
 
 def test_no_memory_for_one_pair_ends_with_an_infrastructure_error(reference: ReferenceScores) -> None:
     squeezed, _ = cramped(make_recommender(reference.request), 0, 16)
-    with pytest.raises(InfrastructureError, match="one row at once: out of memory"):
+    with pytest.raises(InfrastructureError, match="score even one row: out of memory"):
         lists_of(squeezed, batch_of(reference.users))

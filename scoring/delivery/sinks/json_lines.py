@@ -62,7 +62,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
 
 def erase(sink: Settings, request: EraseRequest) -> Erased:
-    """Removes the lines of users from the files of all dates, and immediately deletes the replaced files."""
+    """Removes the lines of users from all files, and immediately deletes files that no manifest names."""
     return Erased(sink.path, erase_records(sink.name, sink.path, request, parse_lines))
 
 
