@@ -63,7 +63,7 @@ class Collectives(Protocol):
 
         Returns:
             The rows that this rank received, in the order of the sending ranks, and the number of rows that
-            each rank sent.
+            each rank sent to this rank.
         """
         ...
 

@@ -263,8 +263,8 @@ class Checkpoints:
             if step is None:
                 break
             text = self._folder.index_text(step)
-            # If the index does not exist any more, another attempt has just deleted it. An attempt does that
-            # only when there is a newer checkpoint or a published model, so look again.
+            # If the index does not exist any more, another attempt has just deleted it. An attempt deletes
+            # an intact checkpoint only when there is a newer one or a published model, so look again.
             newest = None if text is None else (step, text)
         of_rank_0 = gather_json(self._collectives, newest)[0]
         return None if of_rank_0 is None else (int(of_rank_0[0]), str(of_rank_0[1]))

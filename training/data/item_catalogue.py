@@ -65,7 +65,7 @@ class ItemCatalogue:
     def expected(self, batch: Batch) -> tuple[float | Tensor, float | None]:
         """Returns two expected values for the positive rows of a global batch: sum of weights, and number.
 
-        If rows have no weights, the first value is the number of positive rows, and the second is None.
+        If rows have no weights, the first value is the expected number, and the second is None.
 
         Args:
             batch: a batch of the loader; its `global_weight` is the number of rows.

@@ -205,7 +205,7 @@ def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
 
 BLOCK_ROWS = 32
 
-# Each shuffle adds its number to the seed, so that the three shuffles use different random numbers.
+# The seed of each shuffle contains one of these numbers, so the three shuffles use different random numbers.
 _PIECES, _BLOCKS, _WINDOW = range(3)
 
 

@@ -126,7 +126,7 @@ class RowsWithUnknownIds:
         self._rows_of_step = rows_of_step
 
     def expand(self, batch: Batch) -> Batch:
-        """Returns the rows of a training step from a batch of clicks. See `RowsOfStep.expand`."""
+        """Returns the rows of a training step from a batch of the loader. See `RowsOfStep.expand`."""
         assert batch.row_keys is not None
         keys = self._unknown.keys_of_rows(batch.row_keys, batch.epoch)
         changed = replace(batch, categorical=self._unknown.replace(batch.categorical, keys))

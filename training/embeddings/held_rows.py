@@ -239,7 +239,7 @@ def _add_and_cut(values: Tensor, random: Tensor, bits: int) -> Tensor:
 
 # Sets the rows of an embedding table to random numbers that do not depend on the ranks.
 
-# Random numbers are drawn for this many table entries at a time. On a CPU, these numbers fit into a core's
+# This many numbers of a table are drawn at a time, whatever its size. On a CPU, they fit into a core's
 # cache. A GPU must draw more at a time, because starting an operation takes as long as computing a million
 # numbers.
 _DRAWN_NUMBERS = 2**18

@@ -547,7 +547,7 @@ def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
 
 @contextmanager
 def _path_of_tools() -> Iterator[None]:
-    """Lets modules of onnxruntime.transformers import each other by name, as long as this context is open.
+    """Lets modules of onnxruntime.transformers import each other without the package's name, in a context.
 
     Importing the package `onnxruntime.transformers` would add its folder to sys.path permanently. Later
     imports of other code could then find its modules by mistake.

@@ -78,7 +78,7 @@ def keep_best(
     Returns:
         The entry `kept` of model.json: `step` and `epoch` (from 1) of the weights that are kept, the name of
         the `metric` and its `value`, and the `best_step`. `metric`, `value` and `best_step` are None if the
-        last step is always kept.
+        last step is always kept, or if no evaluation was made during the training.
     """
     last = history[-1]
     if evaluate is None or not any("validation" in entry for entry in history):

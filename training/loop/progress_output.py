@@ -118,9 +118,9 @@ class Meter(Callback):
         return is_due(state.step, self._every_steps) or state.step == state.total_steps
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
-        """Adds loss, speed, waiting time, and the values that `Trainer.facts` returns, to the entry.
+        """Adds `loss`, `rows_per_s`, `loader_wait_share` and the values of `Trainer.facts` to the entry.
 
-        Loss, speed and waiting time are computed over the steps since the previous entry.
+        `loss`, `rows_per_s` and `loader_wait_share` are computed over the steps since the previous entry.
         """
         loss = float(self._loss_sum) / self._rows
         seconds = time.perf_counter() - self._since

@@ -134,7 +134,7 @@ class Factorizable(Protocol):
     """A model that can be factorized."""
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> Factorization:
-        """Returns the factorization. `side_part` and products per pair are computed in `dtype`."""
+        """Returns the factorization. Results of `side_part`, and products per pair, are in `dtype`."""
         ...
 
 

@@ -264,6 +264,8 @@ class _CompiledBatch(ctypes.Structure):
 def compiled_interaction(bottom: Tensor, embedded: Tensor, instructions: int = BEST) -> Tensor:
     """Returns `bottom`, if there is a bottom MLP, followed by the dot products of all pairs of vectors.
 
+    The result has the shape (B, E + P), or (B, P) without a bottom MLP.
+
     Args:
         bottom: (B, E), or (B, 0) if there is no bottom MLP.
         embedded: (B, C, E).

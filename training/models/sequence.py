@@ -59,7 +59,7 @@ class LengthGroups:
         order: (S,) int64, the indices of the sequences, ordered by group; None if all are in one group.
         groups: for each group that is not empty, its number of positions and its number of sequences. Groups
             with more positions come later.
-        longest: number of places of the last group; 1 if there are no sequences.
+        longest: number of positions of the last group; 1 if there are no sequences.
     """
 
     order: Tensor | None
