@@ -6,7 +6,7 @@ import re
 import shutil
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,8 +23,9 @@ from etl.raw.files import RawFiles
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_workflow
 from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers
 from storage.dataset import read_dataset, read_spec, split_files
-from storage.manifest import read_manifest
+from storage.manifest import Manifest, read_manifest, replace_manifest
 from storage.paths import LakePaths
 from storage.publish import rows_of
 from tests.etl import cases, oracle, raw_oracle
@@ -196,6 +197,26 @@ def test_features_are_computed_again_if_a_setting_of_their_rows_has_changed(
     assert inputs.items() >= {"raw": raw.digest, "workflow": "workflow", "clicks": f"before {FIRST}"}.items()
     assert inputs.keys() == changed.keys()
     assert [key for key in inputs if inputs[key] != changed[key]] == [name]
+
+
+def test_a_day_is_encoded_if_the_workflows_of_champion_and_treatment_have_encoded_it(tmp_path: Path) -> None:
+    """Rows of other days are joined with the current tables of users and items."""
+    plan, lake = plan_of(cases.write_config(tmp_path)), LakePaths(str(tmp_path / "lake"))
+    raw, workers = RawFiles(FIRST, ("part.tsv",), 1, "digest of the log"), LocalWorkers(1, pytest.fail)
+    pairs = [("champion", None), ("champion", "treatment"), ("treatment", "champion")]
+    encoded = []
+    for version in (None, "champion", "treatment"):
+        if version is not None:
+            inputs = build.feature_inputs(plan, raw, version, {})
+            partition = lake.features(version).partition(FIRST)
+            replace_manifest(partition, Manifest(f"features/{version}", FIRST, (), (), inputs))
+        chosen = [build.applied_features(workers, plan, lake, *pair) for pair in pairs]
+        encoded.append([has_features is not None and has_features(raw) for has_features in chosen])
+    assert encoded == [[False] * 3, [True, False, False], [True] * 3]
+    changed = build.applied_features(workers, plan, lake, "champion", "treatment")
+    assert changed is not None
+    assert not changed(replace(raw, digest="digest of another log"))
+    assert build.applied_features(workers, plan, lake, None, "treatment") is None
 
 
 def test_a_day_whose_log_has_changed_is_scanned_and_encoded_again(

@@ -153,7 +153,8 @@ def test_spark_gives_the_oracles_values(spark: SparkSession) -> None:
     types = {"int": "long", "float": "double", "ints": "array<long>", "strings": "array<string>"}
     schema = ", ".join(f"{name} {types.get(name[:-1], 'string')}" for name in columns)
     frame = spark.createDataFrame(list(zip(*columns.values(), strict=True)), schema).coalesce(1)
-    tables, outputs, expected = Tables({}, {}, 0, LocalTables({})), [], {}
+    tables, outputs = Tables({}, {}, 0, LocalTables({})), []
+    expected: dict[str, list[Any]] = {}
     for number, (entry, kinds) in enumerate(OPERATORS):
         names = [f"{kind}{kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
         chain = _chain(entry, kinds, names=names)
