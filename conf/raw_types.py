@@ -229,8 +229,8 @@ class Column(Strict):
         default=ISO,
         description="How texts of a `date`, `timestamp` or `time` column are written. `iso`: ISO 8601, such "
         "as 2026-01-31 for a date, 2026-01-31T13:45:00.123Z for a timestamp, and 13:45 or 13:45:00.123 for a "
-        "time. A timestamp may have a blank instead of T, and lack seconds, fraction and offset. Or a pattern "
-        'of Python\'s strptime, such as `"%d/%m/%Y %H:%M:%S"`, or `"%I:%M %p"` for a time.',
+        "time. A timestamp may have a blank instead of T, and lack seconds, fraction and offset. Or a "
+        'pattern of Python\'s strptime, such as `"%d/%m/%Y %H:%M:%S"`, or `"%I:%M %p"` for a time.',
     )
     separator: ElementSeparator | None = Field(
         default=None,
