@@ -28,6 +28,8 @@ EXTENDED_SECONDS = " (extended)"
 _GUESS, _GUESS_WITH_SPARK = 3.0, 20.0
 # Test files of these folders read the whole tree, so they depend on every file.
 _WHOLE_TREE = "tests/contract/"
+# If more modules depend on a changed one directly, the names of these modules say little about tests.
+_FEW_MODULES = 3
 # Strings of this length or longer name no file and no module.
 _LONGEST_TEXT = 200
 # Fields of syntax nodes that contain no string, such as `ctx`, which says whether a name is read or set.
@@ -161,7 +163,8 @@ def choose(
 
     Hundreds of test files may have the same distance from a module. So a test file counts as one step nearer
     if its folder below tests/ has the path of a changed module's folder. It counts as another step nearer if
-    its name contains the module's name: tests/storage/test_manifest.py for storage/manifest.py.
+    its name contains the module's name: tests/storage/test_manifest.py for storage/manifest.py. If only a few
+    modules depend directly on the changed modules, their names count too.
 
     Args:
         steps: maps files to their distance from a changed file (`distances`).
@@ -174,11 +177,14 @@ def choose(
     left_out: list[str] = []
     total = 0.0
     modules = [PurePosixPath(path) for path in changed if path.endswith(".py")]
+    direct = {path for path, step in steps.items() if step == 1 and not path.startswith("tests/")}
+    names = {PurePosixPath(path).stem for path in direct} if len(direct) <= _FEW_MODULES else set()
 
     def distance(path: str) -> int:
         test = PurePosixPath(path)
         beside = any(test.parent == "tests" / module.parent for module in modules)
         namesake = any(module.stem in test.stem for module in modules)
+        namesake = namesake or any(f"_{name}_" in f"{test.stem}_" for name in names)
         return steps[path] - beside - namesake
 
     for path in sorted(tests, key=lambda path: (distance(path), seconds[path], path)):
@@ -235,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     files = tracked_files(ROOT)
     steps = distances(dependencies(ROOT, files), changed, files)
     seconds = expected_seconds(ROOT, [path for path in steps if _is_test(path) and path in files])
-    steps = {path: step for path, step in steps.items() if path in seconds}
+    steps = {path: step for path, step in steps.items() if path in seconds or not _is_test(path)}
     choice = choose(steps, seconds, 60 * options.minutes * max(options.workers, 1), changed)
     _describe(choice, changed, options.since)
     if options.list or not choice.run:

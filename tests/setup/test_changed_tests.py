@@ -230,3 +230,17 @@ def test_tests_with_the_folder_or_name_of_a_changed_module_run_first() -> None:
     assert choice.left_out == ("tests/a/test_b.py",)
     both = {"tests/a/test_b.py": 2, "tests/shop/test_prices.py": 3}
     assert choose(both, dict.fromkeys(both, 1.0), 1.0, changed).run == ("tests/shop/test_prices.py",)
+
+
+@pytest.mark.parametrize(
+    "modules, run", [(["sell"], "sell"), (["sell", "b", "c"], "sell"), (["sell", *"bcd"], "a")]
+)
+def test_tests_with_the_name_of_one_of_the_few_users_of_a_module_run_first(
+    modules: list[str], run: str
+) -> None:
+    """Otherwise cheaper tests of the same distance would push out the tests of a job that alone uses a module."""
+    steps = {"shop/prices.py": 0, "tests/test_sell_all.py": 2, "tests/test_a.py": 2}
+    steps |= {f"jobs/{name}.py": 1 for name in modules}
+    seconds = {"tests/test_sell_all.py": 9.0, "tests/test_a.py": 1.0}
+    choice = choose(steps, seconds, 9.0, ["shop/prices.py"])
+    assert choice.run == (f"tests/test_{run}{'_all' if run == 'sell' else ''}.py",)
