@@ -523,7 +523,7 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
     page = Page(build(config, RUN_DATE)[1])
     for words in (
         "with 95% confidence: it comes from 990 resamples of 4,000 users",
-        "begin below minus gate.margin , 0.002.",
+        "of the interval is not below minus gate.margin , 0.002.",
         "Unknown ids hold many new ids",
         "AUC ok AUC <b> gate.margin",
         "C7 0.412",

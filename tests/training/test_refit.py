@@ -340,7 +340,7 @@ def test_the_configuration_refuses_lists_that_are_measured_on_the_test_split() -
         if measure["against"] == "next_day":
             assert make_config(LakePaths("lake"), model=MODEL, train=train, measure=measure).train.refit
             continue
-        with pytest.raises(ValueError, match=r"train\.refit=true trains the model .* on the test split"):
+        with pytest.raises(ValueError, match=r"with train\.refit=true, .* also trained on the test split"):
             make_config(LakePaths("lake"), model=MODEL, train=train, measure=measure)
 
 
