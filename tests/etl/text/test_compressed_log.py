@@ -24,6 +24,8 @@ from tests.etl.text.test_two_passes import GROUPS
 
 BLOCK_BYTES = 4_000
 
+SPLIT = {"split": CUT["split"]}
+
 
 def _no_session() -> SparkSession:
     raise AssertionError("the build needs no Spark session")
@@ -97,7 +99,7 @@ def test_blocks_are_parsed_once_and_row_groups_are_those_of_one_task(
         return decompressed(*arguments)
 
     monkeypatch.setattr(file_splits, "_decompressed", note)
-    small_groups = {**CUT, "output": {"row_group_rows": 50}}
+    small_groups = {**SPLIT, "output": {"row_group_rows": 50}}
     (tmp_path / "saved").mkdir()
     tables, lake, version = _build(
         tmp_path / "saved", workers_in_this_process(monkeypatch, threads), small_groups
@@ -122,10 +124,10 @@ def test_a_cut_block_that_was_not_saved_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "saved").mkdir()
-    tables, _, _ = _build(tmp_path / "saved", workers_in_this_process(monkeypatch, 2), CUT)
+    tables, _, _ = _build(tmp_path / "saved", workers_in_this_process(monkeypatch, 2), SPLIT)
     monkeypatch.setattr("etl.text.parse_block.save", lambda *_: False)
     (tmp_path / "lost").mkdir()
-    again, _, _ = _build(tmp_path / "lost", workers_in_this_process(monkeypatch, 2), CUT)
+    again, _, _ = _build(tmp_path / "lost", workers_in_this_process(monkeypatch, 2), SPLIT)
     for row in [*tables["quarantine"], *again["quarantine"]]:
         row.pop("source_file")
     assert tables == again
