@@ -139,7 +139,8 @@ def test_a_jar_that_is_not_there_or_does_not_fit_is_a_configuration_error(tmp_pa
     old = make_jar(tmp_path / "old.jar", "spark344", "spark350db143", "spark359")
     for version in ("3.5.8", "4.0.1"):
         with pytest.raises(
-            ConfigError, match=rf"supports neither Spark {version} nor .* It supports spark344, spark350db143, spark359"
+            ConfigError,
+            match=rf"supports neither Spark {version} nor .* It supports spark344, spark350db143, spark359",
         ):
             settings_for(old, version)
     cut = tmp_path / "cut.jar"
