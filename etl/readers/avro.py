@@ -471,18 +471,22 @@ def _unsnap(stored: bytes, most_bytes: int) -> bytes | None:
         shift += 7
         if byte < 0x80:
             break
-    return _of_size(stored[:-4], size, "snappy", most_bytes)
+    if size > most_bytes:
+        return None
+    data: bytes = pa.decompress(stored[:-4], decompressed_size=size, codec="snappy", asbytes=True)
+    return data
 
 
 def _unlz4(stored: bytes, most_bytes: int) -> bytes | None:
-    """The bytes begin with the decompressed size."""
-    return _of_size(stored[4:], int.from_bytes(stored[:4], "little"), "lz4_raw", most_bytes)
+    """The bytes begin with the decompressed size.
 
+    pyarrow would fill a block that is shorter than this size with bytes of its memory; lz4 returns the block.
+    """
+    import lz4.block
 
-def _of_size(stored: bytes, size: int, codec: str, most_bytes: int) -> bytes | None:
-    if size > most_bytes:
+    if int.from_bytes(stored[:4], "little") > most_bytes:
         return None
-    data: bytes = pa.decompress(stored, decompressed_size=size, codec=codec, asbytes=True)
+    data: bytes = lz4.block.decompress(stored)
     return data
 
 

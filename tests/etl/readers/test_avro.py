@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import lz4.block
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -267,6 +268,18 @@ def test_no_memory_is_reserved_for_a_declared_size(tmp_path: Path, codec: str, s
     block = size + b"\x00" * 8
     path.write_bytes(header + bytes([2, 2 * len(block)]) + block + marker)
     with pytest.raises(DataError, match=r"a has .* bytes, but becomes more than"):
+        read(str(path), table_of(key="string"))
+
+
+def test_a_block_that_is_shorter_than_it_declares_is_damaged(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a", schema_of(key="string"), [{"key": "abc"}], codec="lz4"))
+    marker = path.read_bytes()[-16:]
+    header = path.read_bytes().split(marker)[0] + marker
+    block = (90).to_bytes(4, "little") + lz4.block.compress(
+        b"\x64abc", store_size=False
+    )  # a text of 50 bytes
+    path.write_bytes(header + bytes([2, 2 * len(block)]) + block + marker)
+    with pytest.raises(DataError, match="the Avro file is damaged"):
         read(str(path), table_of(key="string"))
 
 
