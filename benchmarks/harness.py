@@ -145,9 +145,11 @@ def measure(
             rss = sum(process.rss_bytes for process in tree)
             peak_rss = max(peak_rss, rss)
             if now >= next_pss or rss > _GROWN * rss_then:
+                # CPU time: on a busy machine, the time of a clock would delay the next sample.
+                used = time.thread_time()
                 peak_pss = max(peak_pss, sum(_pss_bytes(process.pid) for process in tree))
-                rss_then, done = rss, time.monotonic()
-                next_pss = done + (done - now) / _PSS_SHARE
+                rss_then, used = rss, time.thread_time() - used
+                next_pss = time.monotonic() + used / _PSS_SHARE
             if child.returncode is not None:  # also end processes that outlive the one we started
                 _kill(tree, signal.SIGTERM)
             elif now - start > limit_s:
