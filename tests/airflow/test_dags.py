@@ -146,6 +146,12 @@ def test_python_starts_jobs_with_a_local_master_and_spark_submit_all_others(
     assert options is None
 
 
+def test_a_cleared_task_of_a_back_fill_runs_its_day_again(run_airflow_script: Callable[..., Any]) -> None:
+    outcome = run_airflow_script("clear_backfill")
+    run = "dag-runs/daily_recommendations/run__2026-01-05"
+    assert outcome == {"states": ["success"] * 2, "requests": [run, run, f"{run}/clear"]}
+
+
 @pytest.fixture(scope="module")
 def failures(airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]) -> dict[str, Any]:
     errors: dict[str, Any] = run_airflow_script(
