@@ -75,7 +75,8 @@ class WorkflowConfig(Strict):
         description="`fit`: a new workflow is fitted to the train days of this run. `extend`: the values of "
         "new train days are added to the champion's workflow. `apply`: the champion's workflow is used "
         "unchanged. `retrain`: as `extend`, but as `fit` if there is no champion yet or if `train.retrain` "
-        "requires a fresh start. `auto`: as `apply`, but as `fit` if there is no champion yet.",
+        "requires a fresh start. `auto`: as `apply`, but as `fit` if there is no champion yet. `nightly "
+        "--retrain` uses `fit` if it is set, and `retrain` otherwise.",
     )
 
 

@@ -174,6 +174,8 @@ def test_every_other_exit_code_is_retried(failures: dict[str, Any], end: str, co
     assert f"report ended with exit code {code}: worth a retry" in failures[end][1]
     for word in ("--set score.k=3", "--set score.k=4", f"--run-date {TRAINED}"):
         assert word in failures[end][1]
+    # The step of the plan has priority over the Param, as with nightly.
+    assert failures[end][1].index("--set score.k=4") < failures[end][1].index("--set score.k=3")
 
 
 MISCONFIGURED = [
