@@ -52,7 +52,7 @@ class RunPlan:
         has not promoted the challenger.
         """
         if not self.retrain:
-            mode = ("workflow.mode=retrain",) if self._promoted_on_run_date() else ()
+            mode = ("workflow.mode=apply",) if self._promoted_on_run_date() else ()
             return [self._step("build_features", overrides=mode)]
         # With workflow.mode=fit, a new workflow is fitted instead of extending the champion's.
         mode = () if self.config.workflow.mode == "fit" else ("workflow.mode=retrain",)

@@ -212,8 +212,8 @@ def test_a_retraining_with_mode_fit_applies_the_workflow_of_a_champion_that_was_
     assert modes == ["workflow.mode=fit", "workflow.mode=apply"]
 
 
-@pytest.mark.parametrize("promoted_on, mode", [(RUN_DATE, ["workflow.mode=retrain"]), ("2026-01-02", [])])
-def test_a_run_without_training_retrains_features_of_a_champion_promoted_that_day(
+@pytest.mark.parametrize("promoted_on, mode", [(RUN_DATE, ["workflow.mode=apply"]), ("2026-01-02", [])])
+def test_a_run_without_training_applies_the_workflow_of_a_champion_promoted_that_day(
     submit_stub: SparkSubmitStub, promoted_on: str, mode: list[str]
 ) -> None:
     path = submit_stub.lake / f"models/generated/promotions/dt={promoted_on}.json"
