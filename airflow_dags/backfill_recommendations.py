@@ -3,7 +3,7 @@
 Runs `daily_recommendations` for each day from `from` to `to`. The run of a day starts when the run of the day
 before has ended, because it needs the lists of that day: it measures them, and compares its new lists with
 them. If a day fails, the later days still run. Correct the cause of the failure, then clear the task of the
-failed day.
+failed day: all tasks of this day run again.
 
 | | |
 |---|---|
@@ -73,6 +73,7 @@ def create_backfill(dataset: Dataset) -> DAG:
             task_id="night",
             trigger_dag_id=dataset.id_of(DAILY),
             logical_date=None,  # logical dates must be unique, so a run has none; its Param gives the day
+            reset_dag_run=True,  # a cleared task runs its day again: the run of this day already exists
             wait_for_completion=True,
             fail_when_dag_is_paused=True,  # a run of a paused DAG would never start
             poke_interval=_LOOK_EVERY_S,

@@ -7,7 +7,7 @@ written even if a stage fails.
 
 | | |
 |---|---|
-| day | Param `run_date`; a scheduled run takes it from its partition key, the day before the run |
+| day | Param `run_date`; a scheduled run takes the day before the run, which is its partition key |
 | a published day | stages with unchanged inputs are skipped; `when_published: skip` skips all stages |
 | one value changed for one run | Param `set`, such as `["quality.psi_stop=0.5"]` |
 | a failed task | its log ends with cause and remedy; exit codes 2 (configuration), 3 (data) are not retried |
@@ -48,13 +48,14 @@ DAG_ID = "daily_recommendations"
 
 @task(trigger_rule=TriggerRule.NONE_FAILED)
 def announce(
-    dataset: str, ti: Any = None, outlet_events: Any = None, inlet_events: Any = None
+    dataset: str, ti: Any = None, dag_run: Any = None, outlet_events: Any = None, inlet_events: Any = None
 ) -> Mapping[str, Any]:
     """Updates the Airflow asset that stands for the published lists of a dataset.
 
     The asset event contains the version of the model that made the lists, and the version of the champion.
     They differ if the lists were made by a refit of the champion. The event also contains the day when the
-    champion was promoted.
+    champion was promoted. If the run has a partition key, the partition key of the event is the day of the
+    lists.
     """
     checked = ti.xcom_pull(task_ids="publish_checks")
     if not checked:
@@ -69,7 +70,11 @@ def announce(
         ),
         None,
     )
-    outlet_events[recommendations(Dataset(dataset))].extra = lists
+    event = outlet_events[recommendations(Dataset(dataset))]
+    event.extra = lists
+    # The key of the run is another day if the clocks went forward over the time of the schedule (dates.py).
+    if dag_run.partition_key not in (None, lists["run_date"]):
+        event.add_partitions(lists["run_date"])
     return lists
 
 

@@ -20,12 +20,14 @@ DATE_PARAM = Param(
     type=["null", "string"],
     format="date",
     title="Run date",
-    description="The logical day, YYYY-MM-DD. A scheduled run takes it from its partition key.",
+    description="The logical day, YYYY-MM-DD. A scheduled run takes the day before the run.",
 )
 
 
 def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
     """Returns the logical day of a run as an ISO date.
+
+    The logical day of a scheduled run is the day before the run.
 
     Args:
         context: the context of an Airflow task.
@@ -37,13 +39,28 @@ def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
     param = context["params"].get(RUN_DATE)
     if param:
         return _parsed(param, f"the Param {RUN_DATE}").isoformat()
-    key = getattr(context["dag_run"], "partition_key", None)
+    run = context["dag_run"]
+    key = getattr(run, "partition_key", None)
     if not key:
         raise AirflowFailException(
             f"this run has neither a Param {RUN_DATE} nor a partition key\n"
             f'  what to do: trigger the DAG with {{"{RUN_DATE}": "YYYY-MM-DD"}}'
         )
-    return (_parsed(key, "the partition key") - timedelta(days=days_before_key)).isoformat()
+    days = max(days_before_key, 1) if _has_key_of_its_own_day(run) else days_before_key
+    return (_parsed(key, "the partition key") - timedelta(days=days)).isoformat()
+
+
+def _has_key_of_its_own_day(run: Any) -> bool:
+    """Returns whether the partition key of a scheduled run is the day of the run itself.
+
+    With run_offset=-1, the key is the day of the previous time of the schedule. If the clocks go forward over
+    the time of the schedule, Airflow moves this time after the gap. From there, the previous time is the same
+    time of the same day. So Airflow takes the time of the run itself.
+    """
+    partition_date = getattr(run, "partition_date", None)
+    return bool(
+        partition_date is not None and run.run_type == "scheduled" and partition_date == run.run_after
+    )
 
 
 def days_between(first: str, last: str) -> list[str]:

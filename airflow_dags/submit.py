@@ -79,7 +79,7 @@ class JobOperator(BaseOperator):
         settings = read_settings(self.variable)
         asked = asked_overrides(context["params"], settings)
         job = self.job or step["job"]
-        call = Call(job, step["run_date"], (*overrides, *asked), tuple(self.options))
+        call = Call(job, step["run_date"], (*asked, *overrides), tuple(self.options))
         self._runner = runner_for(call, settings, self.log)
         return self._runner.run(context)
 

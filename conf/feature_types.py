@@ -74,8 +74,10 @@ class WorkflowConfig(Strict):
         default="auto",
         description="`fit`: a new workflow is fitted to the train days of this run. `extend`: the values of "
         "new train days are added to the champion's workflow. `apply`: the champion's workflow is used "
-        "unchanged. `retrain`: as `extend`, but as `fit` if there is no champion yet or if `train.retrain` "
-        "requires a fresh start. `auto`: as `apply`, but as `fit` if there is no champion yet.",
+        "unchanged; on the date of a promotion, the workflow of the promoted model. `retrain`: as `extend`, "
+        "but as `fit` if there is no champion yet or if `train.retrain` requires a fresh start. `auto`: the "
+        "workflow of the champion before the run date is used unchanged; as `fit` if there is no champion "
+        "yet. `nightly --retrain` uses `fit` if it is set, and `retrain` otherwise.",
     )
 
 

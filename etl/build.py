@@ -96,8 +96,8 @@ def build(
         plan: the plan of the run.
         lake: data lake that the run reads and writes.
         run_date: the last day of the run's logs.
-        parent_version: workflow version of the champion (the model that serves) before this run date; None if
-            there is no champion.
+        parent_version: workflow version of the champion, which the run applies or extends; None if there is
+            no champion.
         phase: function that takes the name of a phase of the work, and returns a context manager that
             measures the time of this phase.
         other_version: version of another workflow whose features, users and items are published too; None if

@@ -62,11 +62,12 @@ def build_of_run(context: RunContext) -> JobSummary:
 def workflows_of_run(context: RunContext) -> tuple[str | None, str | None]:
     """Returns two workflow versions: of the champion before the run date, and of the served experiment.
 
-    The first version is None if there is no champion, or if a retraining must fit a new workflow. The second
-    version is None if no experiment is served.
+    With workflow.mode=apply, the first version is that of the champion at the end of the run date, because
+    this champion makes the lists. The first version is None if there is no champion, or if a retraining must
+    fit a new workflow. The second version is None if no experiment is served.
     """
     config, lake, run_date = context.config, context.lake, context.run_date
-    champion = champion_as_of(lake, config.name, run_date, before=True)
+    champion = champion_as_of(lake, config.name, run_date, before=config.workflow.mode != "apply")
     parent = None
     reason = fresh_start(config, lake, run_date) if config.workflow.mode == "retrain" else None
     if champion and reason:

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pyarrow import fs
 
@@ -39,6 +39,8 @@ CHECKSUM = "checksum"  # the key of the checksum in a JSON file
 
 # The errors of link(2) on a file system without hard links.
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+# How often a file's folder is created, if other processes delete it again.
+_MOST_TRIES = 20
 
 
 def filesystem(path: str) -> tuple[fs.FileSystem, str]:
@@ -408,10 +410,10 @@ def _create_local(path: Path, text: str) -> bool:
 
 def _write_scratch(path: Path, text: str) -> Path:
     """Writes a file with a unique name in the folder of `path`, and flushes it to disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    created = _create_with_folder(scratch)
     try:
-        with open(scratch, "w", encoding="utf-8") as file:
+        with created as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -419,6 +421,23 @@ def _write_scratch(path: Path, text: str) -> Path:
         scratch.unlink(missing_ok=True)  # do not leave an incomplete file, for example if the disk is full
         raise
     return scratch
+
+
+def _create_with_folder(path: Path) -> TextIO:
+    """Creates a file and its folder, and opens the file for writing.
+
+    Until the file exists, another process may delete the folder, because it is empty (`delete_empty_folder`).
+    The folder is then created again.
+    """
+    tries = 0
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return open(path, "w", encoding="utf-8")
+        except (FileExistsError, FileNotFoundError):
+            tries += 1
+            if tries == _MOST_TRIES:
+                raise
 
 
 def utc_now() -> str:

@@ -52,9 +52,11 @@ class RunPlan:
         has not promoted the challenger.
         """
         if not self.retrain:
-            mode = ("workflow.mode=retrain",) if self._promoted_on_run_date() else ()
+            mode = ("workflow.mode=apply",) if self._promoted_on_run_date() else ()
             return [self._step("build_features", overrides=mode)]
-        features = self._step("build_features", overrides=("workflow.mode=retrain",))
+        # With workflow.mode=fit, a new workflow is fitted instead of extending the champion's.
+        mode = () if self.config.workflow.mode == "fit" else ("workflow.mode=retrain",)
+        features = self._step("build_features", overrides=mode)
         models = ["train_model", *(["train_retriever"] if self.config.candidates.retrieval else [])]
         refit = ["refit_model"] if self.config.train.refit else []
         return [features, *(self._step(job) for job in (*models, "evaluate_model", *refit))]

@@ -48,6 +48,43 @@ def test_run_date_comes_from_param_or_partition_key(dag_bag: dict[str, Any]) -> 
         assert message in days[name]
 
 
+@pytest.mark.parametrize("dag", ["daily", "weekly"])
+def test_a_scheduled_run_processes_the_day_before_also_when_clocks_change(
+    dag_bag: dict[str, Any], dag: str
+) -> None:
+    """2:00 on 2026-03-29 does not exist in Berlin, and 2:30 on 2026-03-08 does not exist in New York.
+
+    If the partition key of a run is another day than its lists, the event of the asset has the day as its key.
+    """
+    runs = dag_bag["scheduled"][dag]
+    for name, times, days in (
+        (
+            "gap",
+            ["03-28 02:00", "03-29 03:00", "03-30 02:00"],
+            ["2026-03-27", "2026-03-28", "2026-03-29"],
+        ),
+        (
+            "other gap",
+            ["03-07 02:30", "03-08 03:30", "03-09 02:30"],
+            ["2026-03-06", "2026-03-07", "2026-03-08"],
+        ),
+        (
+            "no gap",
+            ["03-28 05:00", "03-29 05:00", "03-30 05:00"],
+            ["2026-03-27", "2026-03-28", "2026-03-29"],
+        ),
+        (
+            "winter",
+            ["10-24 02:30", "10-25 02:30", "10-26 02:30"],
+            ["2026-10-23", "2026-10-24", "2026-10-25"],
+        ),
+    ):
+        assert [time for time, _, _ in runs[name]] == times
+        assert [day for _, day, _ in runs[name]] == days
+        gap = name in ("gap", "other gap") and dag == "daily"
+        assert [keys for _, _, keys in runs[name]] == [[], [days[1]] if gap else [], []]
+
+
 def test_dags_parse_and_have_owner_tags_and_description(dags: dict[str, Any]) -> None:
     assert set(dags) == NAMES
     for name, dag in dags.items():
@@ -109,6 +146,12 @@ def test_python_starts_jobs_with_a_local_master_and_spark_submit_all_others(
     assert options is None
 
 
+def test_a_cleared_task_of_a_back_fill_runs_its_day_again(run_airflow_script: Callable[..., Any]) -> None:
+    outcome = run_airflow_script("clear_backfill")
+    run = "dag-runs/daily_recommendations/run__2026-01-05"
+    assert outcome == {"states": ["success"] * 2, "requests": [run, run, f"{run}/clear"]}
+
+
 @pytest.fixture(scope="module")
 def failures(airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]) -> dict[str, Any]:
     errors: dict[str, Any] = run_airflow_script(
@@ -131,6 +174,8 @@ def test_every_other_exit_code_is_retried(failures: dict[str, Any], end: str, co
     assert f"report ended with exit code {code}: worth a retry" in failures[end][1]
     for word in ("--set score.k=3", "--set score.k=4", f"--run-date {TRAINED}"):
         assert word in failures[end][1]
+    # The step of the plan has priority over the Param, as with nightly.
+    assert failures[end][1].index("--set score.k=4") < failures[end][1].index("--set score.k=3")
 
 
 MISCONFIGURED = [

@@ -200,8 +200,20 @@ def test_features_are_applied_again_for_a_champion_kept_with_another_workflow(
     assert (submit_stub.lake / f"logs/dt={RUN_DATE}/build_features_again.log").exists() == again
 
 
-@pytest.mark.parametrize("promoted_on, mode", [(RUN_DATE, ["workflow.mode=retrain"]), ("2026-01-02", [])])
-def test_a_run_without_training_retrains_features_of_a_champion_promoted_that_day(
+def test_a_retraining_with_mode_fit_applies_the_workflow_of_a_champion_that_was_kept(
+    submit_stub: SparkSubmitStub,
+) -> None:
+    champion, challenger = ({"workflow_version": version} for version in "ab")
+    facts = {"promoted": False, "champion": champion, "challenger": challenger}
+    publish_facts(LakePaths(str(submit_stub.lake)).evaluations.partition(RUN_DATE), facts)
+    assert nightly.main(submit_stub.arguments("--retrain", "--set", "workflow.mode=fit")) == 0
+    calls = [call for call in submit_stub.calls() if call["job"] == "build_features"]
+    modes = [[word for word in call["words"] if word.startswith("workflow.mode")][-1] for call in calls]
+    assert modes == ["workflow.mode=fit", "workflow.mode=apply"]
+
+
+@pytest.mark.parametrize("promoted_on, mode", [(RUN_DATE, ["workflow.mode=apply"]), ("2026-01-02", [])])
+def test_a_run_without_training_applies_the_workflow_of_a_champion_promoted_that_day(
     submit_stub: SparkSubmitStub, promoted_on: str, mode: list[str]
 ) -> None:
     path = submit_stub.lake / f"models/generated/promotions/dt={promoted_on}.json"

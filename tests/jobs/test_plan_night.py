@@ -60,6 +60,12 @@ def test_steps_name_job_day_and_overrides(tmp_path: Path) -> None:
     assert [step["overrides"] for step in training] == [("workflow.mode=retrain",), (), (), ()]
 
 
+def test_a_retraining_fits_a_new_workflow_if_the_configuration_says_so(tmp_path: Path) -> None:
+    steps = plan(tmp_path, "workflow.mode=fit")["retraining"]
+    assert [step["overrides"] for step in steps] == [(), (), (), ()]
+    assert plan(tmp_path, "workflow.mode=apply")["retraining"][0]["overrides"] == ("workflow.mode=retrain",)
+
+
 def test_published_lists_are_told(tmp_path: Path) -> None:
     publish_facts(LakePaths(str(tmp_path)).recommendations.partition(RUN_DATE), {})
     assert plan(tmp_path)["published"] is True

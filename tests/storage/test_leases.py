@@ -137,6 +137,49 @@ def test_a_holder_renews_its_lease_and_notices_a_loss(
         assert tickets(lake) == []  # it is not made again
 
 
+@pytest.mark.parametrize("moment", ["before the file is opened", "while the folder is created"])
+def test_a_lease_is_taken_although_another_process_deletes_its_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Another process ends the last lease of the date between two system calls of this process, twice."""
+    lake = LakePaths(str(tmp_path / "lake"))
+    folder = tmp_path / f"lake/leases/dt={DATE}"
+    deleted = 0
+
+    def delete_folders() -> None:
+        nonlocal deleted
+        if deleted < 2:
+            deleted += 1
+            for path in (folder, folder.parent):
+                file_io.delete_empty_folder(str(path))
+
+    def open_late(path: Path, *words: Any, **options: Any) -> Any:
+        delete_folders()
+        return open(path, *words, **options)
+
+    def mkdir_early(path: Any, *words: Any) -> None:
+        if os.fspath(path) == str(folder):
+            delete_folders()
+        mkdir(path, *words)
+
+    mkdir = os.mkdir
+    if moment == "before the file is opened":
+        monkeypatch.setattr(file_io, "open", open_late, raising=False)
+    else:
+        folder.parent.mkdir(parents=True)
+        monkeypatch.setattr(os, "mkdir", mkdir_early)
+    with lease(lake, DATE, JOB, CONFIG):
+        assert len(tickets(lake)) == 1
+        assert deleted == 2
+    assert not folder.parent.exists()
+
+
+def test_a_file_whose_folder_cannot_be_created_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InfrastructureError, match=r"cannot write .*/dangling/a\.json"):
+        file_io.replace_json(f"{tmp_path}/dangling/a.json", {})
+
+
 def count(root: str, start: Event, number: int, alone: str) -> None:
     """Notes that this process is alone, 3 times."""
     start.wait(60)

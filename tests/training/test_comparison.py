@@ -145,12 +145,18 @@ def test_facts_are_json_and_give_the_same_comparison() -> None:
     assert Comparison.from_facts(facts).facts() == comparison.facts()
 
 
-def test_old_models_that_no_comparison_names_are_deleted(tmp_path: Path) -> None:
+def test_old_models_that_no_comparison_names_and_no_treatment_needs_are_deleted(tmp_path: Path) -> None:
     lake = LakePaths(str(tmp_path))
-    config = make_config(lake, model={"architecture": "dlrm"}, output={"grace_hours": 24})
+    running = {"name": "ab", "share": 0.1, "model": "treat0", "start": "2026-01-01", "end": "2026-12-31"}
+    config = make_config(
+        lake,
+        model={"architecture": "dlrm"},
+        output={"grace_hours": 24},
+        serving={"experiment": running},
+    )
     models = tmp_path / "models/tiny-experiments"
     served = tmp_path / "models/tiny/old0"
-    names = ("named0", "old0", "new0", "half0")
+    names = ("named0", "old0", "new0", "half0", "treat0")
     for folder in (*(models / name for name in names), served):
         folder.mkdir(parents=True)
         (folder / "dense-0badf00d.safetensors").write_text("weights")
@@ -167,6 +173,6 @@ def test_old_models_that_no_comparison_names_are_deleted(tmp_path: Path) -> None
         if file.is_file() and file.parent.name != "new0":
             os.utime(file, (long_ago, long_ago))
     assert delete_old_experiments(config) == 2
-    assert sorted(folder.name for folder in models.iterdir()) == ["named0", "new0"]
+    assert sorted(folder.name for folder in models.iterdir()) == ["named0", "new0", "treat0"]
     assert not checkpoint.exists()
     assert len(list(served.iterdir())) == 2

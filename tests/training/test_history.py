@@ -169,6 +169,28 @@ def test_after_its_release_a_pinned_version_serves_on_although_another_was_promo
     assert serving(lake) == "123111"
 
 
+def test_a_pin_is_not_released_on_the_date_of_a_promotion_that_would_serve_at_once(lake: LakePaths) -> None:
+    pin(lake, NAME, request(4, "v1aaaa", "v4 is bad"))  # the gate had promoted v4 in that run
+    with pytest.raises(
+        DataError,
+        match=r"promoted v4aaaa on 2026-01-04, so if the pin of v1aaaa were released [\s\S]* a later --run-date",
+    ):
+        release(lake, NAME, request(4))
+    assert serving(lake) == "123111"
+    pin(lake, NAME, request(4, "v4aaaa"))  # the version that the gate promoted
+    released = release(lake, NAME, request(4))
+    assert released is not None
+    assert released.champion == champion_as_of(lake, NAME, run_date(4)) == "v4aaaa"
+
+
+def test_a_pin_is_released_on_the_date_of_a_promotion_that_was_withdrawn(lake: LakePaths) -> None:
+    roll_back(lake, NAME, request(4))
+    pin(lake, NAME, request(4, "v1aaaa"))
+    released = release(lake, NAME, request(4))
+    assert released is not None
+    assert serving(lake) == "123111"
+
+
 def test_pinning_a_withdrawn_version_makes_it_count_again(lake: LakePaths) -> None:
     roll_back(lake, NAME, request(5))
     pin(lake, NAME, request(6, "v4aaaa", "it was not the model"))

@@ -10,9 +10,11 @@ import pytest
 
 from conf.errors import DataError
 from conf.types import Config, Train
+from jobs.features_of_run import workflows_of_run
 from storage import file_io
 from storage.dataset import Dataset, Member
 from storage.paths import LakePaths
+from storage.run_context import RunContext
 from tests.training.feature_tables import make_config
 from training.registry import mlflow_mirror
 from training.registry.overrides import OverrideRequest, roll_back
@@ -34,14 +36,22 @@ def config_of(lake: LakePaths, **retrain: Any) -> Config:
     return config.model_copy(update={"split": split})
 
 
-def ran(lake: LakePaths, config: Config, day: int, parent: str | None, *, promoted: bool = True) -> str:
+def ran(
+    lake: LakePaths,
+    config: Config,
+    day: int,
+    parent: str | None,
+    *,
+    promoted: bool = True,
+    workflow: str = "w1",
+) -> str:
     """Records a run that trained on the two days before its validation day; returns its version."""
     version, date = f"v{day:02d}", f"2026-01-{day:02d}"
     description = {
         "version": version,
         "parent": parent,
         "model": config.model.model_dump(mode="json"),
-        "workflow_version": "w1",
+        "workflow_version": workflow,
         "trained_days": [f"2026-01-{train_day:02d}" for train_day in (day - 3, day - 2)],
     }
     file_io.replace_json(f"{model_path(lake, config.name, version)}/model.json", description)
@@ -82,6 +92,20 @@ def test_fresh_never_starts_from_a_champion(lake: LakePaths) -> None:
     ran(lake, config, 8, None)
     assert fresh_start(config, lake, "2026-01-09") == "train.retrain.start is fresh"
     assert find_parent(config, lake, dataset_of(9)) is None
+
+
+@pytest.mark.parametrize("promoted, applied", [(True, "w2"), (False, "w1")])
+def test_the_date_of_a_promotion_applies_the_workflow_of_the_promoted_model(
+    lake: LakePaths, promoted: bool, applied: str
+) -> None:
+    """Also if its training had a fresh start that the configuration of a later run does not have."""
+    config = config_of(lake)
+    ran(lake, config, 8, None)
+    ran(lake, config, 9, None, promoted=promoted, workflow="w2")
+    for mode, expected in (("apply", applied), ("auto", "w1"), ("retrain", "w1"), ("extend", "w1")):
+        workflow = config.workflow.model_copy(update={"mode": mode})
+        of_run = config.model_copy(update={"workflow": workflow})
+        assert workflows_of_run(RunContext("build_features", of_run, "2026-01-09")) == (expected, None), mode
 
 
 def test_warm_stops_where_it_cannot_and_says_why(lake: LakePaths) -> None:

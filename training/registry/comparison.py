@@ -303,9 +303,9 @@ def cost(measure: str, value: float) -> float:
 # This folder has no runs, promotions or interventions. So no model in it becomes challenger or champion: the
 # gate and overrides read only the folder `models/<name>`.
 #
-# A model of an experiment is kept as long as the published result of a comparison names its version. Other
-# models of experiments are deleted when they are older than `output.grace_hours`. This time must be longer
-# than a comparison takes.
+# A model of an experiment is kept as long as the published result of a comparison names its version, or
+# `serving.experiment.model` of the configuration is its version. Other models of experiments are deleted when
+# they are older than `output.grace_hours`. This time must be longer than a comparison takes.
 
 log = logging.getLogger("nightrank.training")
 
@@ -323,6 +323,8 @@ def experiments_config(config: Config) -> Config:
 def delete_old_experiments(config: Config) -> int:
     """Deletes old models of experiments if no published comparison names them, and unused files.
 
+    The model that serves the treatment of the configuration's experiment is kept.
+
     Returns the number of deleted models. An error is only logged, because the result of the comparison is
     already published.
     """
@@ -330,7 +332,8 @@ def delete_old_experiments(config: Config) -> int:
     limit = time.time() - config.output.grace_hours * 3600
     deleted = 0
     try:
-        named = _named_versions(lake)
+        served = config.serving.experiment
+        named = _named_versions(lake) | ({served.model} if served else set())
         folders = [info.base_name for info in file_io.list_files(lake.models(name)) if not info.is_file]
         for version in sorted(set(folders) - named):
             files = [info for info in file_io.list_files(model_path(lake, name, version)) if info.is_file]

@@ -113,13 +113,27 @@ def release(lake: LakePaths, name: str, request: OverrideRequest) -> Override | 
     """Ends a pin. Returns the recorded override, or None if no version is pinned.
 
     The pinned version serves until a challenger is promoted.
+
+    Raises:
+        DataError: the gate has promoted another version on the run date, so this version would serve at once.
     """
     return _alone(_release, lake, name, request)
 
 
 def _release(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None:
-    pinned = champion_state_as_of(lake, name, request.run_date).pinned
-    return None if pinned is None else _record(lake, name, request, "release", pinned.champion)
+    state = champion_state_as_of(lake, name, request.run_date)
+    if state.pinned is None:
+        return None
+    pinned = state.pinned.champion
+    # Promotions come after the overrides of their date, so only a promotion of the run date can be last.
+    if state.champions and (last := state.champions[-1])[0] == request.run_date and last[1] != pinned:
+        raise DataError(
+            f"the gate promoted {last[1]} on {request.run_date}, so if the pin of {pinned} were released on "
+            f"this date, {last[1]} would serve at once",
+            f"release the pin on a later --run-date: {pinned} then serves until a challenger is promoted. Or "
+            f"pin {last[1]}, if this version shall serve",
+        )
+    return _record(lake, name, request, "release", pinned)
 
 
 def _alone(
