@@ -142,10 +142,17 @@ class Submission:
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """The outcome of a stage. `summary` is the last job summary in its log; None without a job summary."""
+    """The outcome of a stage.
+
+    Attributes:
+        started_s: start of the stage, in seconds since 1970.
+        seconds: duration of the stage.
+        summary: the last job summary in its log; None without a job summary.
+    """
 
     stage: Stage
     exit_code: int
+    started_s: float
     seconds: float
     summary: JobSummary | None = None
 
@@ -409,7 +416,7 @@ class Application:
     def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> StageOutcome:
         """Runs a stage and waits for its end. See `Launcher`."""
         self.submission.require_profile(submits=False)
-        start = time.monotonic()
+        started_s, start = time.time(), time.monotonic()
         exit_code = None
         try:
             with stage.open_log() as log:
@@ -424,7 +431,8 @@ class Application:
                 self._child = None
         if exit_code is None:
             raise StoppedError(interruptions.received or 0, stage.name)
-        return StageOutcome(stage, exit_code, time.monotonic() - start, JobSummary.in_log(stage.log))
+        seconds = time.monotonic() - start
+        return StageOutcome(stage, exit_code, started_s, seconds, JobSummary.in_log(stage.log))
 
     def close(self) -> None:
         """Ends the application. Waits until Spark has stopped, which completes the event log.
@@ -584,7 +592,7 @@ class SparkSubmits:
     def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> StageOutcome:
         """Runs a stage and waits for its end. See `Launcher`."""
         command = self.submission.command(stage)
-        start = time.monotonic()
+        started_s, start = time.time(), time.monotonic()
         with stage.open_log() as log:
             process = subprocess.Popen(
                 command,
@@ -605,8 +613,8 @@ class SparkSubmits:
                     end_group(process)  # a killed JVM does not end its Python driver
         if interruptions.received is not None and exit_code is None:
             raise StoppedError(interruptions.received, stage.name)
-        code = exit_code_of(process)
-        return StageOutcome(stage, code, time.monotonic() - start, JobSummary.in_log(stage.log))
+        code, seconds = exit_code_of(process), time.monotonic() - start
+        return StageOutcome(stage, code, started_s, seconds, JobSummary.in_log(stage.log))
 
     def close(self) -> None:
         """Does nothing, because no process outlives its stage."""

@@ -82,8 +82,9 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[StageOutcome]:
             runner.run(stages_of(plan, plan.steps_after_gate()))
         except StageError as error:
             failed = error.outcome
-            observer.record_silent(failed.stage.job, failed.stage.run_date, failed.seconds, error)
-            if error.outcome.stage.job != "report":
+            stage = failed.stage
+            observer.record_silent(stage.job, stage.run_date, failed.started_s, failed.seconds, error)
+            if stage.job != "report":
                 # Raise the error of the stage instead of the error of the report.
                 with suppress(StageError, InfrastructureError):
                     runner.run(stages_of(plan, [plan.report_step()]))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from prometheus_client import generate_latest, pushadd_to_gateway
+from prometheus_client import generate_latest, push_to_gateway
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -23,6 +23,7 @@ from storage import file_io
 log = logging.getLogger("nightrank.watch")
 
 _PUSH_TIMEOUT_S = 5.0
+_SUCCESS_GROUP = {"group": "last_success"}  # a label of the push gateway
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 # Maps the name of each metric to its help text. All metrics are gauges of a job's last run. A metric has the
@@ -71,6 +72,9 @@ Sample = tuple[str, Mapping[str, str], float]
 def expose(record: RunRecord, watch: Watch) -> None:
     """Writes the metrics of a run to files and pushes them, as the section `watch` configures.
 
+    The run's metrics replace all metrics of the job's earlier run. Only a successful run replaces the metrics
+    of the last successful run, which have their own file and their own group of the push gateway.
+
     Raises:
         InfrastructureError: a metric file could not be written.
         OSError: the push gateway could not be reached, or rejected the metrics.
@@ -83,12 +87,16 @@ def expose(record: RunRecord, watch: Watch) -> None:
                 str(Path(watch.textfile_folder) / f"{stem}.success.prom"), success_text(record)
             )
     if watch.push_gateway is not None:
-        gauges = _Gauges([*_run_samples(record), *_success_samples(record)])
-        # The gateway replaces these metrics and keeps all others, such as those of the last successful run.
-        pushadd_to_gateway(
-            watch.push_gateway, record.job, gauges, {"config": record.config}, timeout=_PUSH_TIMEOUT_S
-        )
+        group = {"config": record.config}
+        _push(watch.push_gateway, record.job, group, _run_samples(record))
+        if not record.failed:  # a group of its own, so that a failed run does not remove it
+            _push(watch.push_gateway, record.job, {**group, **_SUCCESS_GROUP}, _success_samples(record))
         log.debug("pushed the metrics of %s to %s", record.job, watch.push_gateway)
+
+
+def _push(address: str, job: str, group: Mapping[str, str], samples: Iterable[Sample]) -> None:
+    """Replaces all metrics of a group of the push gateway. So no metric of an earlier run stays."""
+    push_to_gateway(address, job, _Gauges(samples), dict(group), timeout=_PUSH_TIMEOUT_S)
 
 
 def run_text(record: RunRecord) -> str:

@@ -292,23 +292,29 @@ class Observer:
     def _started_at(self) -> str:
         return _utc(self.started_s)
 
-    def record_silent(self, job: str, run_date: str, seconds: float, error: NightrankError) -> None:
-        """Records the attempt of another job, if that job ended without a record.
+    def record_silent(
+        self, job: str, run_date: str, started_s: float, seconds: float, error: NightrankError
+    ) -> None:
+        """Records the attempt of another job, and exports its metrics, if that job ended without a record.
 
-        A killed job cannot write a record. Without this record, the report could not show the failure.
+        A killed job cannot write a record. Without this record, the report could not show the failure, and
+        the metrics would be those of an earlier run.
 
         Args:
             job, run_date: the job and its run date.
+            started_s: start of the attempt, in seconds since 1970. A record of the job that began earlier is
+                that of another attempt.
             seconds: duration of the attempt.
             error: a text that describes how the attempt ended.
         """
+        silent = None
         with _harmless(f"the end of {job} is not recorded"):
             lake, name = LakePaths(self.config.lake), self.config.name
-            began = _utc(time.time() - seconds)
+            began = _utc(started_s)
             records = read_records(lake, [run_date], name)
             if any(record.job == job and record.started_at >= began for record in records):
                 return
-            record = RunRecord(
+            silent = RunRecord(
                 run_id=RunLineage(job, f"nightrank.{name}", run_date).run_id,
                 job=job,
                 config=name,
@@ -319,7 +325,10 @@ class Observer:
                 exit_code=error.exit_code,
                 error=_describe(error),
             )
-            write_record(lake, record)
+            write_record(lake, silent)
+        if silent is not None:
+            with _harmless(f"the metrics of {job} are not exported to Prometheus"):
+                _expose(silent, self.config.watch)
 
     def look_at(self, spark: SparkSession | None) -> None:
         """Reads the Spark stages of this run. Call this method before the session is stopped."""

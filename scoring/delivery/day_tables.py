@@ -406,8 +406,12 @@ class PlainTable(ServedTable):
         return False
 
     def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
-        """Creates an unlogged table, because it exists only until its rows are copied."""
-        typed = ", ".join(f"{name} {TYPES.get(name, 'text')}" for name in columns)
+        """Creates an unlogged table, because it exists only until its rows are copied.
+
+        The table always has the column `variant`, because `replace` also copies it if only the served table
+        has it: an earlier experiment or a user has added it.
+        """
+        typed = ", ".join(f"{name} {TYPES.get(name, 'text')}" for name in dict.fromkeys((*columns, VARIANT)))
         self.database.execute(
             f"CREATE UNLOGGED TABLE {table.name} (dt date NOT NULL DEFAULT DATE '{table.date}', {typed})"
         )

@@ -152,13 +152,16 @@ def _stop(context: RunContext, settings: ServingExperiment, total: Mapping[str, 
     """Returns the run date on which the experiment stops; None if it continues. Records a new stop.
 
     The date of a new stop is after the dates of all published lists. So a rerun of these dates makes the same
-    lists.
+    lists. The figures of a date before `settings.resume` record no stop: they are those of the experiment
+    before it was resumed.
     """
     lake, name = context.lake, context.config.name
     for stop in read_stops(lake, name, _LAST_DATE):
         resumed = settings.resume is not None and stop.run_date <= settings.resume
         if stop.experiment == settings.name and not resumed:
             return stop.run_date
+    if settings.resume is not None and context.run_date < settings.resume:
+        return None
     reason = stop_reason(settings, total)
     if reason is None:
         return None

@@ -293,6 +293,29 @@ def test_only_the_newest_dates_are_kept(
     assert len(tables(client, sink)) == (3 if kind == "partitions" else 1)
 
 
+@pytest.mark.parametrize("added_by", ["experiment", "user"])
+def test_lists_without_an_experiment_have_no_variant_in_a_table_with_this_column(
+    published: PublishedLists, sink: jdbc.Settings, client: Connection, kind: str, added_by: str
+) -> None:
+    """The column stays when the experiment ends. Someone may also have added it before the first experiment."""
+    few = first_places(published)
+    jdbc.deliver(sink, changed(published, few, "2026-01-03"))
+    if added_by == "experiment":
+        tested = few.append_column("variant", pa.array(["control"] * len(few)))
+        jdbc.deliver(sink, changed(published, tested, "2026-01-04"))
+    else:
+        client.execute(f"ALTER TABLE {sink.table} ADD COLUMN variant text")
+        jdbc.deliver(sink, changed(published, few, "2026-01-04"))
+    variants = f"SELECT dt, variant, count(*) FROM {sink.table} GROUP BY dt, variant ORDER BY dt"
+    of_experiment = "control" if added_by == "experiment" else None
+    jdbc.deliver(sink, changed(published, few, "2026-01-05"))
+    rows = str(len(few))
+    assert client.rows(variants) == [("2026-01-04", of_experiment, rows), ("2026-01-05", None, rows)]
+    # The lists of a date of the experiment are made again without it.
+    jdbc.deliver(sink, changed(published, few, "2026-01-04"))
+    assert client.rows(variants) == [("2026-01-04", None, rows), ("2026-01-05", None, rows)]
+
+
 @pytest.mark.parametrize("step", ["_load", "require_keys", "replace"])
 def test_a_failure_at_any_step_leaves_the_served_rows(
     published: PublishedLists,

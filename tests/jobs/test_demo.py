@@ -115,7 +115,7 @@ def test_run_without_measure_has_no_verdict(tmp_path: Path) -> None:
 
 def test_seconds_table_leaves_out_stages_that_a_run_skipped(tmp_path: Path) -> None:
     def outcome(job: str, seconds: float) -> StageOutcome:
-        return StageOutcome(Stage(job, RUN_DATE, tmp_path / f"{job}.log"), 0, seconds)
+        return StageOutcome(Stage(job, RUN_DATE, tmp_path / f"{job}.log"), 0, 0.0, seconds)
 
     outcomes_of_runs = {
         "night1": [outcome("a", 1.25), outcome("c", 2)],

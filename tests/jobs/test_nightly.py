@@ -19,7 +19,9 @@ import pytest
 from conf.errors import EXIT_CONFIG, ConfigError, InfrastructureError
 from jobs import nightly
 from jobs.chain import launchers, run_chain
+from reporting.monitoring.prometheus import run_text
 from reporting.monitoring.run_record import read_records
+from storage import file_io
 from storage.job_summary import JobSummary
 from storage.paths import LakePaths
 from tests.reporting.report_lake import RUN_DATE, publish_facts
@@ -272,16 +274,22 @@ def test_a_report_that_fails_too_keeps_the_exit_code_of_the_run(
 
 def test_every_run_has_a_record_with_the_codes_of_its_stages(submit_stub: SparkSubmitStub) -> None:
     assert nightly.main(submit_stub.arguments()) == 0
+    metrics = submit_stub.lake / "nightrank_generated_build_candidates.prom"
+    metrics.write_text("nightrank_run_success 1.0\n")  # of the run before
     submit_stub.plan({"build_candidates": {"signal": int(signal.SIGKILL)}})
-    assert nightly.main(submit_stub.arguments()) == 137
+    words = submit_stub.arguments("--set", f"watch.textfile_folder={submit_stub.lake}")
+    began = file_io.utc_now()
+    assert nightly.main(words) == 137
     records = read_records(LakePaths(str(submit_stub.lake)), [RUN_DATE])
     (stage,) = [
         record for record in records if record.job == "build_candidates"
     ]  # it could not write its own
     assert (stage.exit_code, stage.config, stage.run_date) == (137, "generated", RUN_DATE)
+    assert began <= stage.started_at <= stage.ended_at
     assert stage.error is not None
     assert "build_candidates ended with exit code 137 (killed by SIGKILL" in stage.error["problem"]
     assert stage.error["remedy"].endswith("build_candidates.log")
+    assert metrics.read_text() == run_text(stage)
     records.remove(stage)
     good, bad = sorted(records, key=lambda record: record.exit_code)  # both ended within a second
     assert (good.job, good.exit_code, good.error) == ("nightly", 0, None)

@@ -470,10 +470,7 @@ def test_the_guard_rail_stops_the_dates_after_all_published_lists(
     lake = LakePaths(copied.lake)
     guarded: dict[str, Any] = {"stop_below": -0.05, "min_users": 10}
     score_daily(context(copied))
-    best = lists_of(copied).query("position == 1").assign(clicked=1.0)
-    raw = Path(lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
-    clicks = best.rename(columns={"user_id": "user", "item_id": "item"}).reindex(columns=LOG, fill_value=1.0)
-    clicks.to_csv(raw, sep="\t", header=False, index=False)
+    click_first_places(copied)
     tested = with_experiment(copied, **guarded)
     score_daily(context(tested))
     assert measured(copied, **{**guarded, "min_users": 1000})["stops_on"] is None
@@ -498,8 +495,31 @@ def test_the_guard_rail_stops_the_dates_after_all_published_lists(
         ("2026-01-07", None),
         ("2026-01-08", None),
     ):
-        resumed = {**guarded, "resume": resume, "min_users": 1000}
-        assert measured(copied, **resumed)["stops_on"] == stops_on, resume
+        assert measured(copied, **guarded, resume=resume)["stops_on"] == stops_on, resume
+    assert read_stops(lake, "toy", "2027-01-01") == [stop]  # figures from before `resume` stop nothing
+
+
+def test_figures_from_the_date_of_the_resumption_on_stop_an_experiment_again(
+    config: Config, tmp_path: Path
+) -> None:
+    copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
+    stopped(copied, RUN_DATE)
+    resumed: dict[str, Any] = {"start": "2026-01-04", "resume": RUN_DATE, "stop_below": -0.05}
+    score_daily(context(copied))
+    click_first_places(copied)
+    score_daily(context(with_experiment(copied, **resumed)))
+    assert measured(copied, **resumed, min_users=1000)["stops_on"] is None
+    assert measured(copied, **resumed, min_users=10)["stops_on"] == "2026-01-07"
+    stops = read_stops(LakePaths(copied.lake), "toy", "2027-01-01")
+    assert [stop.run_date for stop in stops] == [RUN_DATE, "2026-01-07"]
+
+
+def click_first_places(config: Config) -> None:
+    """The users click the first item of their lists of RUN_DATE, so the model of these lists is the best."""
+    best = lists_of(config).query("position == 1").assign(clicked=1.0)
+    raw = Path(LakePaths(config.lake).raw.partition(DAY_AFTER).path) / "clicks.tsv"
+    clicks = best.rename(columns={"user_id": "user", "item_id": "item"}).reindex(columns=LOG, fill_value=1.0)
+    clicks.to_csv(raw, sep="\t", header=False, index=False)
 
 
 def test_users_that_do_not_fit_the_share_are_a_warning(

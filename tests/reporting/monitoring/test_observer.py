@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError, DataError, InfrastructureError
+from conf.load import load_config
 from jobs.chain.launchers import environment
 from jobs.runner import run_job
+from reporting.monitoring.run_observer import Observer
 from reporting.monitoring.run_record import RunRecord, read_records
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, replace_manifest
@@ -142,6 +144,31 @@ def test_a_retry_adds_a_row(tmp_path: Path) -> None:
     assert [ended(work, arguments(tmp_path)) for _ in range(2)] == [0, 0]
     first, second = read_records(LakePaths(str(tmp_path)), [RUN_DATE])
     assert first.run_id != second.run_id
+
+
+def test_an_attempt_that_left_its_row_gets_no_other_one(tmp_path: Path) -> None:
+    """Times in rows are cut to seconds; the attempt begins at the end of a second and fails in the next one."""
+    lake = str(tmp_path)
+    config = load_config("conf/datasets/generated.yaml", [f"lake={lake}"])
+    nightly = Observer.begin("nightly", config, RUN_DATE, waits=True)
+    stage = Observer.begin("score_daily", config, RUN_DATE)
+    stage.started_s = 1_767_927_600.97
+    error = InfrastructureError("the disk is full", "free space")
+    stage.end(4, {}, None, error)
+    nightly.record_silent("score_daily", RUN_DATE, 1_767_927_600.95, 0.1, error)
+    assert [record.job for record in read_records(LakePaths(lake), [RUN_DATE])] == ["score_daily"]
+    # The next attempt is killed, and so are an attempt of another job and one of another date.
+    nightly.record_silent("score_daily", RUN_DATE, 1_767_927_601.05, 0.1, error)
+    nightly.record_silent("report", RUN_DATE, 1_767_927_600.95, 0.1, error)
+    nightly.record_silent("score_daily", "2026-01-09", 1_767_927_600.95, 0.1, error)
+    records = read_records(LakePaths(lake), [RUN_DATE, "2026-01-09"])
+    nightly.end(4, {}, None, error)  # it stops collecting warnings
+    assert sorted((record.job, record.run_date) for record in records) == [
+        ("report", RUN_DATE),
+        ("score_daily", RUN_DATE),
+        ("score_daily", RUN_DATE),
+        ("score_daily", "2026-01-09"),
+    ]
 
 
 @pytest.mark.parametrize("spoilt", ["runs", "metrics", "gateway"])

@@ -127,7 +127,7 @@ def gateway(status: int) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
     got: list[tuple[str, str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_PUT(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             got.append((self.command, self.path, body))
             self.send_response(status)
@@ -147,12 +147,32 @@ def gateway(status: int) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
         server.server_close()
 
 
-def test_a_push_gateway_gets_the_same_metrics_below_the_job(tmp_path: Path) -> None:
+def held(requests: list[tuple[str, str, str]]) -> dict[tuple[str, str], float]:
+    """The metrics that a push gateway has after some requests. PUT replaces the metrics of a whole group."""
+    groups = {}
+    for method, path, body in requests:
+        assert method == "PUT"
+        groups[path] = parsed(body)
+    return {name: value for group in groups.values() for name, value in group.items()}
+
+
+def test_a_push_gateway_gets_the_same_metrics_below_the_job() -> None:
     with gateway(202) as (address, got):
         expose(record(), Watch(push_gateway=f"{address}/"))
-    ((method, path, body),) = got
-    assert (method, path) == ("POST", "/metrics/job/score_daily/config/shop")  # POST keeps what is not named
-    assert {name for name, _ in parsed(body)} == set(METRICS)
+    assert [path for _, path, _ in got] == [
+        "/metrics/job/score_daily/config/shop",
+        "/metrics/job/score_daily/config/shop/group/last_success",
+    ]
+    assert held(got) == parsed(run_text(record()) + success_text(record()))
+
+
+def test_a_push_gateway_keeps_only_the_last_run_and_the_last_success() -> None:
+    """Metrics that a run does not have, such as dropped rows, do not stay from the run before."""
+    failed = record(exit_code=4, ended_at="2026-01-10T03:00:00Z", dropped={}, facts={}, spark=None)
+    with gateway(202) as (address, got):
+        for run in (record(), failed):
+            expose(run, Watch(push_gateway=address))
+    assert held(got) == parsed(run_text(failed) + success_text(record()))
 
 
 def test_a_push_gateway_that_refuses_is_an_error_of_the_push(tmp_path: Path) -> None:
