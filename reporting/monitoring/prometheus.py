@@ -27,7 +27,8 @@ _SUCCESS_GROUP = {"group": "last_success"}  # a label of the push gateway
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 # Maps the name of each metric to its help text. All metrics are gauges of a job's last run. A metric has the
-# labels `config` and `job`, and also a label that its help text names, if any.
+# labels `config` and `nightrank_job`, and also a label that its help text names, if any. No label is called
+# `job` or `instance`, because Prometheus replaces these by those of the program that it scrapes.
 METRICS: Mapping[str, str] = {
     "nightrank_run_success": "1 if the last run ended with exit code 0, otherwise 0",
     "nightrank_run_exit_code": "Exit code of the last run: 0 done, 2 configuration, 3 data, 4 infrastructure",
@@ -130,14 +131,14 @@ class _Gauges(Collector):
 def _success_samples(record: RunRecord) -> Iterator[Sample]:
     """Yields the samples that only a successful run replaces."""
     if not record.failed:
-        labels = {"config": record.config, "job": record.job}
+        labels = {"config": record.config, "nightrank_job": record.job}
         yield "nightrank_last_success_timestamp_seconds", labels, _at(record.ended_at)
         yield "nightrank_last_success_date_timestamp_seconds", labels, _midnight(record.run_date)
 
 
 def _run_samples(record: RunRecord) -> Iterator[Sample]:
     """Yields one sample (metric, labels, value) for each number in the run record."""
-    labels = {"config": record.config, "job": record.job}
+    labels = {"config": record.config, "nightrank_job": record.job}
     yield "nightrank_run_success", labels, float(not record.failed)
     yield "nightrank_run_exit_code", labels, record.exit_code
     yield "nightrank_run_end_timestamp_seconds", labels, _at(record.ended_at)

@@ -26,12 +26,12 @@ DASHBOARD: dict[str, Any] = json.loads(
 MONTH = alerts.GOOD | {
     alerts.SPILLED: alerts.steady(1e9),
     alerts.FAILED_TASKS: alerts.steady(1),
-    'nightrank_run_end_timestamp_seconds{job="score_daily"}': alerts.nightly(),
-    'nightrank_fact{job="measure_recommendations",fact="hit_rate"}': alerts.steady(0.3),
-    'nightrank_fact{job="evaluate_model",fact="challenger_auc"}': alerts.steady(0.8),
-    'nightrank_fact{job="evaluate_model",fact="champion_auc"}': alerts.steady(0.8),
-    'nightrank_fact{job="score_daily",fact="coverage"}': alerts.steady(0.5),
-    'nightrank_fact{job="score_daily",fact="churn"}': alerts.steady(0.1),
+    'nightrank_run_end_timestamp_seconds{nightrank_job="score_daily"}': alerts.nightly(),
+    'nightrank_fact{nightrank_job="measure_recommendations",fact="hit_rate"}': alerts.steady(0.3),
+    'nightrank_fact{nightrank_job="evaluate_model",fact="challenger_auc"}': alerts.steady(0.8),
+    'nightrank_fact{nightrank_job="evaluate_model",fact="champion_auc"}': alerts.steady(0.8),
+    'nightrank_fact{nightrank_job="score_daily",fact="coverage"}': alerts.steady(0.5),
+    'nightrank_fact{nightrank_job="score_daily",fact="churn"}': alerts.steady(0.1),
 }
 
 
@@ -46,14 +46,14 @@ def queries() -> Iterator[tuple[str, str]]:
 
 def facts() -> set[tuple[str, str]]:
     """Pairs of a job and a number of its summary that the dashboard shows."""
-    pattern = r'nightrank_fact\{job="(\w+)",fact="(\w+)"'
+    pattern = r'nightrank_fact\{nightrank_job="(\w+)",fact="(\w+)"'
     return {pair for _, query in queries() for pair in re.findall(pattern, query)}
 
 
 def test_every_metric_is_one_that_jobs_export() -> None:
     named = {name for _, query in queries() for name in re.findall(r"nightrank_\w+", query)}
-    assert named
-    assert named <= set(METRICS)
+    assert named > {"nightrank_job"}
+    assert named <= {*METRICS, "nightrank_job"}  # the label of the job
     variable = DASHBOARD["templating"]["list"][1]["definition"]
     assert re.findall(r"nightrank_\w+", variable)[0] in METRICS
 

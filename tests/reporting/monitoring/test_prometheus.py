@@ -63,7 +63,7 @@ def parsed(text: str) -> dict[tuple[str, str], float]:
         assert family.documentation == METRICS[family.name]
         for sample in family.samples:
             labels = dict(sample.labels)
-            assert (labels.pop("config"), labels.pop("job")) == ("shop", "score_daily")
+            assert (labels.pop("config"), labels.pop("nightrank_job")) == ("shop", "score_daily")
             samples[sample.name, next(iter(labels.values()), "")] = sample.value
     return samples
 
