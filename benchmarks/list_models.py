@@ -185,7 +185,7 @@ def champions_lists(context: RunContext, task: Task, users: pa.Table, excluded: 
         scores = np.full((len(user_of[block]), len(item_of)), -np.inf)
         rows = users.take(pa.array(user_of[block][known]))
         side = side_of(rows, predictor.spec, predictor.multi_hot, "user").to(predictor.device)
-        of_known = scorer.score_consecutive(scorer.user_parts(side), slice(0, len(items.keys))).cpu().numpy()
+        of_known = scorer.consecutive_logits(scorer.user_parts(side), slice(0, len(items.keys))).cpu().numpy()
         scores[known] = np.where(item_of < 0, -np.inf, of_known[:, item_of.clip(0)])
         return scores
 

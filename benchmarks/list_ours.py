@@ -166,6 +166,6 @@ def our_samples(
         for protocol, drawn in samples.items():
             index = np.where(drawn[block] < 0, -1, index_of_item[drawn[block].clip(0)])
             asked = torch.from_numpy(index.clip(0)).to(predictor.device)
-            scores = scorer.score_lists(parts, which, asked).cpu().numpy()
+            scores = scorer.list_logits(parts, which, asked).cpu().numpy()
             lists[protocol][block] = best_of_scores(scores, np.where(index < 0, -1, drawn[block]), k)
     return lists

@@ -167,7 +167,7 @@ class ItemParts:
 
 
 class PairScorer:
-    """Computes the click probabilities of (user, item) pairs.
+    """Computes the logits of (user, item) pairs.
 
     Args:
         predictor: the model and its device.
@@ -203,17 +203,17 @@ class PairScorer:
         return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
     @torch.inference_mode()
-    def score_consecutive(self, users: Part, items: slice) -> Tensor:
-        """Returns the float32 probabilities of U users with I consecutive items, shape (U, I)."""
+    def consecutive_logits(self, users: Part, items: slice) -> Tensor:
+        """Returns the float32 logits of U users with I consecutive items, shape (U, I)."""
         if self._shared is not None and items.stop - items.start >= _LEAST_SHARED:
-            return self._shared.logits(users, items).sigmoid_()
+            return self._shared.logits(users, items)
         return self._predictor.micro_batch.within_memory(
-            lambda rows: self._score_consecutive(users, items, rows)
+            lambda rows: self._consecutive_logits(users, items, rows)
         )
 
-    def _score_consecutive(self, users: Part, items: slice, rows: int) -> Tensor:
+    def _consecutive_logits(self, users: Part, items: slice, rows: int) -> Tensor:
         num_users, num_items = len(users[0]), items.stop - items.start
-        scores = torch.empty(num_users, num_items, dtype=torch.float32, device=users[0].device)
+        logits = torch.empty(num_users, num_items, dtype=torch.float32, device=users[0].device)
         width = min(num_items, max(rows // min(num_users, _TILE_USERS), 1))
         height = max(rows // width, 1)
         for first in range(0, num_items, width):
@@ -221,17 +221,9 @@ class PairScorer:
             item_parts = self._items.consecutive(slice(items.start + first, items.start + last))
             for start in range(0, num_users, height):
                 user_parts = tuple(tensor[start : start + height] for tensor in users)
-                logits = self._factorization.pair_logits(user_parts, item_parts)
-                scores[start : start + height, first:last] = logits
-        return scores.sigmoid_()
-
-    @torch.inference_mode()
-    def score_lists(self, users: Part, which: Tensor, items: Tensor) -> Tensor:
-        """Returns the float32 probabilities of T lists of I items each, shape (T, I).
-
-        The arguments are those of `list_logits`.
-        """
-        return self.list_logits(users, which, items).sigmoid_()
+                of_pairs = self._factorization.pair_logits(user_parts, item_parts)
+                logits[start : start + height, first:last] = of_pairs
+        return logits
 
     @torch.inference_mode()
     def list_logits(self, users: Part, which: Tensor, items: Tensor) -> Tensor:

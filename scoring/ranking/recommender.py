@@ -35,7 +35,10 @@ from storage.feature_spec import USER_KEY
 from training.data.prefetch import Prefetch
 from training.models.factorization import Part
 
-# Computes the scores of candidates, by a model or by a blend, and their ranking keys.
+# Computes the logits of candidates, by a model or by a blend, and their ranking keys.
+#
+# Lists are ranked by logits. The scores that lists show are the sigmoids of the logits. float32 cannot
+# distinguish sigmoids near 1, so many items of a list might have equal scores.
 
 _FIND_NAN = (
     "look for NaN or infinite features of this user and item; if there are none, train the model again"
@@ -45,7 +48,7 @@ _LEAVE_FP16 = "; float16 has no numbers above 65,504: try --set score.precision=
 
 @dataclass(frozen=True)
 class ListScorer:
-    """Scores the candidates of users.
+    """Computes the logits of the candidates of users, and ranks the candidates.
 
     Attributes:
         predictor, items, rules: see ListRanker.
@@ -59,34 +62,23 @@ class ListScorer:
     rules: ItemRules | None
     blend: Blend | None
 
-    def scores(self, parts: Part, which: Tensor, items: Tensor, source_scores: Tensor | None) -> Tensor:
-        """Returns the scores of T lists of I items each, shape (T, I), float32.
+    def logits(self, parts: Part, which: Tensor, items: Tensor, source_scores: Tensor | None) -> Tensor:
+        """Returns the logits of T lists of I items each, shape (T, I), float32.
 
-        Without a blend, the scores are probabilities. With a blend, they are log-odds or, if a rule such as a
-        boost changes ranking scores, the sigmoids of these log-odds.
+        With a blend, these are the scores of the blend.
 
         Args:
             parts, which, items: as for `PairScorer.list_logits`.
             source_scores: (T, I, S) the scores of the sources; None without a blend.
         """
-        if self.blend is None or source_scores is None:
-            return self.pair_scorer.score_lists(parts, which, items)
         logits = self.pair_scorer.list_logits(parts, which, items)
-        blended = self.blend.scores(logits, source_scores.to(logits.device))
-        return blended.sigmoid() if self._rules_move_items else blended
-
-    @property
-    def _rules_move_items(self) -> bool:
-        """Returns whether the rules change the ranking scores of items."""
-        return self.rules is not None and self.rules.moves_items
-
-    def shown(self, scores: Tensor) -> Tensor:
-        """Converts the scores that `scores` returned into the scores that lists show, from 0 to 1."""
-        return scores if self.blend is None or self._rules_move_items else scores.sigmoid()
+        if self.blend is None or source_scores is None:
+            return logits
+        return self.blend.scores(logits, source_scores.to(logits.device))
 
     def keys(
         self,
-        scores: Tensor,
+        logits: Tensor,
         items: Tensor,
         candidate: Tensor | None,
         users: Tensor,
@@ -95,34 +87,38 @@ class ListScorer:
     ) -> Tensor:
         """Returns the ranking keys of R users and W items, shape (R, W).
 
-        An item that is not a candidate of the user has the ranking key NO_CANDIDATE.
+        Items are ranked by their logits. If a rule such as a boost changes ranking scores, they are ranked by
+        the scores that the rules compute from the sigmoids of the logits. An item that is not a candidate of
+        the user has the ranking key NO_CANDIDATE.
 
         Args:
-            scores: (R, W) probabilities, or scores of a blend.
+            logits: (R, W) logits of the model, or scores of the blend.
             items: (W,) item indices that all users share, or (R, W) item indices.
             candidate: (R, W) bool, whether the item is a candidate; None if all are candidates.
             users: (R,) the user of each row, as an index into `names`.
             names: the keys of the users.
             found_nan: a list to which the function appends a bool tensor of shape () on the device, which is
-                true if the score of a candidate is NaN. With this list, a NaN raises no error, and the host
-                does not wait for the scores.
+                true if the logit of a candidate is NaN. With this list, a NaN raises no error, and the host
+                does not wait for the logits.
 
         Raises:
-            DataError: the score of a candidate is NaN, or a rule of another package made it NaN.
+            DataError: the logit of a candidate is NaN, or a rule of another package returned NaN.
         """
-        wrong = scores.isnan() if candidate is None else scores.isnan() & candidate
+        wrong = logits.isnan() if candidate is None else logits.isnan() & candidate
         if found_nan is not None:
             found_nan.append(wrong.any())
         elif wrong.any():
             row, column = wrong.nonzero()[0].tolist()
-            item = self.items.keys[int(items.expand(scores.shape)[row, column])]
+            item = self.items.keys[int(items.expand(logits.shape)[row, column])]
             raise DataError(
                 f"model {self.predictor.version} scores user {names[int(users[row])]} "
                 f"with item {item} as NaN "
                 f"({int(wrong.sum())} of the {wrong.numel()} pairs scored together are NaN)",
                 _FIND_NAN + (_LEAVE_FP16 if self.predictor.precision == "fp16" else ""),
             )
-        ranked_by = scores if self.rules is None else self.rules.ranking_scores(scores, items)
+        ranked_by = logits
+        if self.rules is not None and self.rules.moves_items:
+            ranked_by = self.rules.ranking_scores(logits.sigmoid(), items)
         keys = ranking_keys(ranked_by, items)
         return keys if candidate is None else keys.masked_fill_(~candidate, NO_CANDIDATE)
 
@@ -202,7 +198,7 @@ class ListRanker:
         predictor: the loaded model.
         items: the candidate items, on the device of the predictor.
         k: maximum length of a list.
-        list_scorer: computes the scores of pairs of user and item, by the model or by a blend.
+        list_scorer: ranks pairs of user and item, by the model or by a blend.
         rules: the business rules; None if there are none.
     """
 
@@ -229,8 +225,9 @@ class ListRanker:
     def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yields the k best candidates of each user, as batches with the schema RECOMMENDATIONS.
 
-        The users keep their order. The items of a user are sorted by score descending, then by item key
-        ascending. A user without candidates has no row in the result.
+        The users keep their order. The items of a user are sorted by logit descending, then by item key
+        ascending; rules can change this order. The score is the sigmoid of the logit. A user without
+        candidates has no row in the result.
 
         Args:
             users: a batch with one row per user. The columns are user_key, candidates, excluded and the user
@@ -339,10 +336,9 @@ class ListRanker:
             users: the keys of the U users.
         """
         filled = best != NO_CANDIDATE
-        score, index = split_keys(best[filled])
-        return list_rows(
-            filled, self.list_scorer.shown(score), self._keys_of(index), pa.repeat(RANKED, len(index)), users
-        )
+        logits, index = split_keys(best[filled])
+        reasons = pa.repeat(RANKED, len(index))
+        return list_rows(filled, logits.sigmoid(), self._keys_of(index), reasons, users)
 
     @torch.inference_mode()
     def _by_rules(
@@ -363,22 +359,22 @@ class ListRanker:
             of_items: returns the scores (U, K, S) of the sources for candidates (U, K); None without a blend.
         """
         valid = keys != NO_CANDIDATE
-        scores, index = split_keys(keys)
+        ranked_by, index = split_keys(keys)
         items = torch.where(valid, index, 0)
         chosen = rules.choose(items, valid, users.to_pylist(), self.k)
         filled, picked = chosen.filled, items.gather(1, chosen.positions)  # (U, K) each
         if not rules.moves_items:
-            shown = self.list_scorer.shown(scores.gather(1, chosen.positions))
-        else:  # the keys contain ranking scores, but a list shows the scores before the rules
+            logits = ranked_by.gather(1, chosen.positions)
+        else:  # the keys contain the scores of the rules, but a list shows the scores before the rules
             of_sources = None
             if of_items is not None:
                 of_sources = torch.from_numpy(of_items(picked.cpu().numpy()))
             which = torch.arange(len(picked), device=picked.device)
-            shown = self.list_scorer.scores(parts, which, picked, of_sources)
+            logits = self.list_scorer.logits(parts, which, picked, of_sources)
         reasons = pa.array(rules.reasons, pa.string()).take(pa.array(chosen.reasons[filled].cpu().numpy()))
-        return list_rows(
-            filled.cpu(), shown[filled].cpu(), self._keys_of(picked[filled].cpu()), reasons, users
-        )
+        filled = filled.cpu()
+        scores, of_entries = logits.cpu()[filled].sigmoid(), self._keys_of(picked.cpu()[filled])
+        return list_rows(filled, scores, of_entries, reasons, users)
 
     @torch.inference_mode()
     def _ranked(
@@ -429,8 +425,8 @@ class ListRanker:
             items = slice(start, min(start + width, len(self.items.keys)))
             index = torch.arange(items.start, items.stop, device=every.device)
             candidate = self._not_excluded(asked, items)
-            scores = self.list_scorer.pair_scorer.score_consecutive(some_parts, items)
-            yield self.list_scorer.keys(scores, index, candidate, every, names, found_nan)
+            logits = self.list_scorer.pair_scorer.consecutive_logits(some_parts, items)
+            yield self.list_scorer.keys(logits, index, candidate, every, names, found_nan)
 
     def _not_excluded(self, asked: Lists, items: slice) -> Tensor | None:
         """Returns a matrix (A, W) of bools: which of W consecutive items are candidates of each of A users.
@@ -476,8 +472,8 @@ class ListRanker:
             pieces = Pieces.of(lengths, starts + column, asked.items)
             which = listed[pieces.list]
             of_sources = None if source_scores is None else source_scores[pieces.index]
-            scores = self.list_scorer.scores(parts, which, pieces.items, of_sources)
-            keys = self.list_scorer.keys(scores, pieces.items, pieces.filled, which, names, found_nan)
+            logits = self.list_scorer.logits(parts, which, pieces.items, of_sources)
+            keys = self.list_scorer.keys(logits, pieces.items, pieces.filled, which, names, found_nan)
             laid_out = torch.full(
                 (len(lengths), pieces.most, keys.shape[1]), NO_CANDIDATE, device=keys.device
             )

@@ -83,9 +83,10 @@ def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
 
     The result has one row per list entry, with the columns user_id, position (from 1), item_id, score and
     reason. The score is the click probability or, with a blend, the sigmoid of the blend's score. A user's
-    items are sorted by descending score; if scores are equal, the smaller item id comes first. The reason is
-    "ranked". If the request contains business rules, the rules may change the order, and the reason may also
-    be "boost:<value>" or "explore". The users keep their order. A user without candidates has no row.
+    items are sorted by descending logit, or score of the blend; if these are equal, the smaller item id comes
+    first. The reason is "ranked". If the request contains business rules, the rules may change the order, and
+    the reason may also be "boost:<value>" or "explore". The users keep their order. A user without candidates
+    has no row.
 
     Args:
         users: rows with user_key, the features of scope `user`, candidates and excluded. The last two are

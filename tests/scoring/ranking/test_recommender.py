@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,10 +13,10 @@ import pytest
 import torch
 
 from conf.errors import ConfigError, DataError
-from scoring.model.predictor import MicroBatch
+from scoring.model.predictor import MicroBatch, load_predictor
 from scoring.ranking import recommender as module
 from scoring.ranking.pairs import blocks, read_items
-from scoring.ranking.recommender import ListRanker
+from scoring.ranking.recommender import ListRanker, load_recommender
 from scoring.requests import ModelRequest
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, make_recommender, write_model
 
@@ -71,6 +72,37 @@ def test_ties_go_to_the_lower_item_key(reference: ReferenceScores) -> None:
     for keys in place.values():
         first = keys.index("i004")
         assert keys[first : first + 3] == ["i004", "i005", "i011"]
+
+
+def shifted(reference: ReferenceScores, shift: float, **changes: Any) -> ListRanker:
+    """A recommender whose model adds a constant to each logit."""
+    request = replace(reference.request, **changes)
+    predictor = load_predictor(request.model, None, 1)
+    with torch.no_grad():
+        predictor.model.bias.add_(shift)
+    return load_recommender(request, predictor)
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["all items", "lists"])
+@pytest.mark.parametrize("shift", [14.0, 18.0, -110.0])
+def test_a_constant_in_all_logits_changes_no_order(
+    reference: ReferenceScores, shift: float, listed: bool
+) -> None:
+    """Losses such as softmax do not limit the constant, and float32 cannot distinguish these sigmoids."""
+    draw = np.random.default_rng(3)
+    candidates: list[list[int] | None] = [
+        draw.permutation(23)[:12].tolist() if listed else None for _ in reference.users.user_key
+    ]
+    users = batch_of(reference.users, candidates)
+    columns = ["user_key", "position", "item_key"]
+    expected = lists_of(shifted(reference, 0.0), users)
+    actual = lists_of(shifted(reference, shift), users)
+    pd.testing.assert_frame_equal(actual[columns], expected[columns])
+    # The scores of the lists are still probabilities, in descending order.
+    odds = (expected.score / (1 - expected.score)).to_numpy(np.float64)
+    np.testing.assert_allclose(actual.score, 1 / (1 + np.exp(-shift) / odds), rtol=1e-4, atol=1e-30)
+    assert actual.groupby("user_key").score.is_monotonic_decreasing.all()
+    assert actual.score.duplicated().mean() > 0.5
 
 
 def test_candidate_lists_of_none_one_and_many(reference: ReferenceScores, recommender: ListRanker) -> None:

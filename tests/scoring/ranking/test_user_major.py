@@ -186,7 +186,7 @@ def test_what_is_held_grows_neither_with_users_nor_with_candidates(
     request, users, _, _ = crowd
     recommender = make_recommender(request)
     held: list[int] = []
-    for name in ("score_consecutive", "score_lists"):
+    for name in ("consecutive_logits", "list_logits"):
         whole = getattr(PairScorer, name)
 
         def watched(self: PairScorer, *arguments: Any, _whole: Any = whole) -> torch.Tensor:
