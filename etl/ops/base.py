@@ -559,7 +559,14 @@ class RowChanger(FrameOperator):
 
     `apply` processes Spark frames, and `apply_table` processes Arrow tables. Both return the same rows, in
     any order.
+
+    Attributes:
+        of_log_rows: whether the operator must not get the rows that the section `negatives` adds. Such a row
+            then has the new columns of the positive row for which it was drawn. The operator must keep all
+            rows.
     """
+
+    of_log_rows: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, rows: DataFrame) -> DataFrame:
@@ -586,3 +593,10 @@ class RowChanger(FrameOperator):
         key columns, all rows of the day are passed together.
         """
         return ()
+
+    def reads(self, added: str) -> tuple[str, ...]:
+        """Returns the columns from which the operator computes the column `added`.
+
+        No feature may be computed from a column that is computed from the label.
+        """
+        return self.key_columns()

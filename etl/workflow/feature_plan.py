@@ -17,7 +17,15 @@ from conf.raw_types import RawTable, fits_column
 from conf.types import RESERVED, Config, FeatureGroup, History, JoinedTable
 from etl.operators.categorify import Categorify
 from etl.operators.join_external import JoinExternal
-from etl.ops import FrameOperator, RowChanger, RowFilter, Type, frame_operator_from_config, operator_digests
+from etl.ops import (
+    FrameOperator,
+    RowChanger,
+    RowFilter,
+    Type,
+    column_operator,
+    frame_operator_from_config,
+    operator_digests,
+)
 from etl.ops.base import NUMBERS, Engine, choose_engine
 from etl.ops.keyed import table_name
 from etl.ops.tables import RARE, VOCABULARY
@@ -151,12 +159,13 @@ def plan_of(config: Config) -> FeaturePlan:
 
     Raises:
         ConfigError: an operator or parameter is unknown, a column has a wrong type, a feature does not have
-            the kind that its group declares, two features or vocabularies have the same name, or a scope
-            lists an unknown feature.
+            the kind that its group declares, a feature contains the label, two features or vocabularies have
+            the same name, or a scope lists an unknown feature.
     """
     columns: dict[str, Type] = {}
     for table in (config.log, config.users, config.items):
         columns |= table.types if table else {}
+    columns |= config.log.types  # The keys of rows are those of the log.
     if config.history:
         columns |= history_types(config.history)
     if config.last_values:
@@ -170,10 +179,17 @@ def plan_of(config: Config) -> FeaturePlan:
     log_columns = config.log.types
     for row_filter in filters:
         row_filter.bind(log_columns)
+    _require_values_of_log_rows(config, changers, columns)
+    label = config.log.label.column
+    secret = {LABEL} if label is None else {LABEL, label}
+    secret = _computed_from(secret, changers, columns) - secret
+    before = columns
     for changer in changers:
         columns = dict(changer.bind(columns))
     require_keys(config, changers, columns)
-    chains, features = plan_features(config.features, columns, config.log.label.column)
+    chains, features = plan_features(config.features, columns, label)
+    _require_no_changed_label(secret, chains)
+    _require_times(config, changers, before, chains)
     require_scopes(config, features, chains)
     require_free_weight(config, columns, chains)
     return FeaturePlan(
@@ -244,8 +260,8 @@ def require_chains(
         label: the raw column with the label; None if the log has none.
 
     Raises:
-        ConfigError: a name is not allowed or not unique, a feature reads the label, or an operator reads a
-            column of a wrong type.
+        ConfigError: a name is not allowed or not unique, a feature contains the label, or an operator reads
+            a column of a wrong type.
     """
     _require_names(columns, chains)
     _require_unique(features, chains)
@@ -279,7 +295,12 @@ def require_free_weight(config: Config, columns: Mapping[str, Type], chains: Cha
 
 
 def _require_no_label(label: str | None, chains: Chains) -> None:
-    """Raises ConfigError if a feature reads the label, or a raw column with the name of the label."""
+    """Raises ConfigError if a feature reads the label, or a raw column with the name of the label.
+
+    Also raises ConfigError if an operator computes statistics of the label, because the statistics of a
+    training row would contain the label of this row. Operators that are computed out of fold may read the
+    label.
+    """
     for chain in chains:
         labels = [name for name in chain.inputs if name in (LABEL, label)]
         if labels:
@@ -287,6 +308,104 @@ def _require_no_label(label: str | None, chains: Chains) -> None:
                 f"features are computed from {labels}, which is the label that a model must predict",
                 "remove the column from features; if it is another column with the name of the label, write "
                 "a new `name` in log.columns, and the column's name in the raw log as `source`",
+            )
+    for operator in (step.operator for chain in chains for step in chain.steps):
+        measured = [name for name in operator.reads() if name in (LABEL, label)]
+        if measured and not column_operator(operator.name)[1].out_of_fold:
+            raise ConfigError(
+                f"{operator.name} would compute features of a row from the label {measured[0]!r} of this row",
+                "use target_encoding, which encodes a row without the labels of the row's own fold",
+            )
+
+
+def _require_no_changed_label(secret: set[str], chains: Chains) -> None:
+    """Raises ConfigError if a feature reads a column of `secret`, which `prepare` computes from the label."""
+    read = {name for chain in chains for name in chain.inputs}
+    read |= {name for chain in chains for step in chain.steps for name in step.operator.reads()}
+    if secret & read:
+        raise ConfigError(
+            f"features are computed from {sorted(secret & read)}, which operators of `prepare` compute from "
+            "the label that a model must predict",
+            "remove these columns from features, or remove the label from the parameters of these operators",
+        )
+
+
+def _require_times(
+    config: Config, changers: Sequence[RowChanger], columns: Mapping[str, Type], chains: Chains
+) -> None:
+    """Raises ConfigError if a feature reads a raw column `event_time` that has other values than the time.
+
+    The event time in µs replaces a raw column of this name; only filters read the raw column. `columns` maps
+    the columns before the operators of `prepare` to their types.
+    """
+    event_time = config.log.event_time
+    if event_time is None or event_time.column != EVENT_TIME:
+        return
+    kind = config.log.type_of(EVENT_TIME)
+    if kind == "timestamp" or (kind == "int" and event_time.unit == "us"):
+        return
+    times = {EVENT_TIME}
+    for changer in changers:
+        before, columns = columns, changer.bind(columns)
+        keys = set(changer.key_columns())  # Equal times are equal keys, in any unit.
+        times |= {new for new in columns.keys() - before.keys() if times & (set(changer.reads(new)) - keys)}
+    read = {name for chain in chains for name in chain.inputs}
+    read |= {name for chain in chains for step in chain.steps for name in step.operator.reads()}
+    read |= set(config.last_values.columns) if config.last_values else set()
+    if times & read:
+        raise ConfigError(
+            f"features or last_values read {sorted(times & read)}, but the internal column {EVENT_TIME} with "
+            f"the time in µs replaces the raw column {EVENT_TIME}, which has other values",
+            f"give the raw column another name, such as {{name: time, source: {EVENT_TIME}}} in log.columns, "
+            "and write this name in log.event_time.column and where the column is read",
+        )
+
+
+def _computed_from(names: set[str], changers: Sequence[RowChanger], columns: Mapping[str, Type]) -> set[str]:
+    """Returns `names`, and the columns that `changers` compute from them.
+
+    `columns` maps the columns before the operators to their types.
+    """
+    computed = set(names)
+    for changer in changers:
+        before, columns = columns, changer.bind(columns)
+        computed |= {new for new in columns.keys() - before.keys() if computed & set(changer.reads(new))}
+    return computed
+
+
+def _require_values_of_log_rows(
+    config: Config, changers: Sequence[RowChanger], columns: Mapping[str, Type]
+) -> None:
+    """Raises ConfigError if drawn negatives cannot have the values that an operator computes for log rows.
+
+    A drawn negative has the user and the time of its positive row, but another item. `columns` maps the
+    columns before the operators to their types.
+    """
+    if config.negatives is None or config.keys is None:
+        return
+    of_items = {config.keys.item, *(config.items.names if config.items else ())}
+    of_items |= set(config.last_values.new_columns) if config.last_values else set()
+    of_items |= {config.serving.row_column} if config.serving.row_column else set()
+    for number, changer in enumerate(changers):
+        if not changer.of_log_rows:
+            continue
+        if any(earlier.name == "groupby" for earlier in changers[:number]):
+            raise ConfigError(
+                f"groupby comes before {changer.name}, but `negatives` adds rows that keep the values of "
+                f"{changer.name} for their positive row, and groupby can combine this row with others",
+                f"put {changer.name} before groupby, or remove the section negatives",
+            )
+        before: Mapping[str, Type] = columns
+        for earlier in changers[:number]:
+            before = earlier.bind(before)
+        added = changer.bind(before).keys() - before.keys()
+        read = {name for new in added for name in changer.reads(new)}
+        wrong = sorted(read & _computed_from(of_items, changers[:number], columns))
+        if wrong:
+            raise ConfigError(
+                f"{changer.name} reads {wrong}, which depend on the item of a row: `negatives` puts another "
+                "item into a row, which keeps the values that the operator computes for the positive row",
+                f"remove these columns from {changer.name}, or remove the section negatives",
             )
 
 
@@ -519,6 +638,10 @@ def _has_oov_id(chain: Chain) -> bool:
 _POSITIONS = "last impression before the row, or smallest position of the day"
 
 
+# The same for differences, if negatives are drawn.
+_DIFFERENCES = "of log rows, and for negatives of their positive rows"
+
+
 def preparation(config: Config) -> dict[str, str]:
     """Returns the versions of the methods that draw negatives, divide rows into splits and add columns.
 
@@ -531,15 +654,15 @@ def preparation(config: Config) -> dict[str, str]:
     empty, partitions of earlier releases remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
-    operators = operator_digests(
-        entry if isinstance(entry, str) else next(iter(entry)) for entry in config.prepare
-    )
+    names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in config.prepare]
+    operators = operator_digests(names)
     method = GROUP_METHOD if config.keys and config.keys.group else METHOD
     history = _settings_of(config.history) if config.history else {}
     values = config.last_values.model_dump() if config.last_values else {}
     positions = _positions_method(config)
     return {
         **({"negatives": DRAW} if config.negatives else {}),
+        **({"difference_lag": _DIFFERENCES} if config.negatives and "difference_lag" in names else {}),
         **({"split": CUT} if by_position else {}),
         **({"history": f"{method}, {digest_of(history)}"} if history else {}),
         **({"last_values": f"{VALUES_METHOD}, {digest_of(values)}"} if values else {}),

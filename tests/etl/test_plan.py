@@ -11,11 +11,12 @@ from conf.errors import ConfigError
 from etl.raw.layout_digest import GROUP_METHOD, METHOD
 from etl.workflow.feature_plan import plan_of
 from storage.manifest import digest_of
-from tests.etl.cases import write_config
+from tests.etl.cases import LOG, write_config
 from tests.etl.prepare import random_logs
 
 AGE = {"name": "age", "type": "int"}
 USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user", "type": "string"}, AGE]}
+LAG_OF_ITEMS = {"difference_lag": {"by": ["user", "item"], "columns": ["I1"]}}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,20 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
             r"puts another item into a row, but scopes\.item lists \['I1'\]",
         ),
         (
+            {"negatives": {"per_positive": 1}, "prepare": [LAG_OF_ITEMS]},
+            r"difference_lag reads \['item'\], which depend on the item of a row: `negatives` puts",
+        ),
+        (
+            {
+                "negatives": {"per_positive": 1},
+                "prepare": [
+                    {"groupby": {"by": ["user", "item"], "aggregates": {"I1": ["sum"]}}},
+                    {"difference_lag": {"by": ["user"], "columns": ["I1_sum"]}},
+                ],
+            },
+            "groupby comes before difference_lag, but `negatives` adds rows",
+        ),
+        (
             {"prepare": [{"groupby": {"by": ["user"], "aggregates": {"I1": ["sum"]}}}]},
             r"`prepare` drops the key columns \['item'\]",
         ),
@@ -45,6 +60,96 @@ def test_contradictory_columns_are_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         plan_of(write_config(tmp_path, changes))
+
+
+def _dense(*columns: str, ops: list[Any]) -> dict[str, Any]:
+    return {"columns": list(columns), "kind": "dense", "ops": [*ops, {"fill": {"value": 0}}]}
+
+
+LAG = {"difference_lag": {"by": ["user"], "columns": ["label"]}}
+SUMS = {"groupby": {"by": ["user", "item"], "aggregates": {"I1": ["max"], "label_difference_lag_1": ["sum"]}}}
+
+
+@pytest.mark.parametrize(
+    "prepare, feature, problem",
+    [
+        (
+            [],
+            _dense("C1", ops=[{"join_groupby": {"statistics": ["mean"], "of": ["label"]}}]),
+            "join_groupby would compute features of a row from the label 'label' of this row",
+        ),
+        (
+            [LAG],
+            _dense("label_difference_lag_1", ops=[]),
+            r"\['label_difference_lag_1'\], which operators of",
+        ),
+        (
+            [{"difference_lag": {"by": ["label"], "columns": ["I1"]}}],
+            _dense("I1_difference_lag_1", ops=[]),
+            r"\['I1_difference_lag_1'\], which operators of `prepare` compute from the label",
+        ),
+        (
+            [{"groupby": {"by": ["user", "item"], "aggregates": {"label": ["mean"]}}}],
+            _dense("label_mean", ops=[]),
+            r"\['label_mean'\]",
+        ),
+        ([LAG, SUMS], _dense("label_difference_lag_1_sum", ops=[]), r"\['label_difference_lag_1_sum'\]"),
+        (
+            [LAG],
+            _dense("C1", ops=[{"target_encoding": {"target": "label_difference_lag_1"}}]),
+            r"\['label_difference_lag_1'\]",
+        ),
+    ],
+)
+def test_features_that_contain_the_label_are_refused(
+    tmp_path: Path, prepare: list[Any], feature: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        plan_of(write_config(tmp_path, {"prepare": prepare, "features": [feature], "scopes": {}}))
+
+
+def test_operators_that_keep_the_label_from_the_features_may_read_it(tmp_path: Path) -> None:
+    encoded = _dense("user", ops=[{"target_encoding": {"target": "label"}}])
+    changes = {"prepare": [LAG, SUMS], "features": [encoded, _dense("I1_max", ops=[])], "scopes": {}}
+    assert plan_of(write_config(tmp_path, changes)).features == ("user_te", "I1_max")
+
+
+TIME = {"columns": ["event_time"], "kind": "dense", "ops": [{"rename": {"names": {"event_time": "t"}}}]}
+LATEST = {"groupby": {"by": ["user", "item"], "aggregates": {"event_time": ["max"]}}}
+
+
+@pytest.mark.parametrize("kind, unit", [("int", "s"), ("date", None), ("int", "us"), ("timestamp", None)])
+@pytest.mark.parametrize(
+    "prepare, feature",
+    [
+        ([], TIME),
+        ([LATEST], {"columns": ["event_time_max"], "kind": "dense", "ops": [{"fill": {"value": 0}}]}),
+    ],
+)
+def test_features_do_not_read_a_replaced_column(
+    tmp_path: Path, prepare: list[Any], feature: dict[str, Any], kind: str, unit: str | None
+) -> None:
+    """The column `event_time` has µs, so a raw column of this name is read only if it also has µs."""
+    log = {
+        **LOG["log"],
+        "columns": [*LOG["log"]["columns"], {"name": "event_time", "type": kind}],
+        "event_time": {"column": "event_time", **({"unit": unit} if unit else {})},
+    }
+    config = write_config(tmp_path, {"log": log, "prepare": prepare, "features": [feature], "scopes": {}})
+    if unit == "us" or kind == "timestamp":
+        assert len(plan_of(config).features) == 1
+        return
+    with pytest.raises(ConfigError, match=r"read \['event_time.*which has other values") as refused:
+        plan_of(config)
+    assert "{name: time, source: event_time}" in refused.value.remedy
+
+
+def test_without_negatives_differences_may_depend_on_the_item(tmp_path: Path) -> None:
+    plan = plan_of(write_config(tmp_path, {"prepare": [LAG_OF_ITEMS], "scopes": {}}))
+    assert "difference_lag" not in plan.methods
+    by_user = {"difference_lag": {"by": ["user"], "columns": ["I1"]}}
+    changes = {"prepare": [by_user], "negatives": {"per_positive": 1}, "scopes": {}}
+    assert "difference_lag" in plan_of(write_config(tmp_path, changes)).methods
 
 
 def test_operators_of_single_columns_give_one_chain_per_column(tmp_path: Path) -> None:
