@@ -188,6 +188,23 @@ def test_coverage_and_novelty() -> None:
         metrics.novelty(lists, [])
 
 
+def test_large_ids_of_signed_and_unsigned_columns_are_compared_exactly() -> None:
+    """float64, NumPy's common type of int64 and uint64, has the same value for all these ids."""
+    first, near, far = 1_500_000_000_000_000_001, 1_500_000_000_000_000_050, 1_500_000_000_000_000_100
+    shown = [np.array([first, far], np.uint64)]
+    assert metrics.hit_rate(shown, [np.array([near])], k=2) == 0
+    assert metrics.hit_rate(shown, [np.array([far])], k=2) == 1
+    assert metrics.hit_rate([*shown, [near]], [np.array([near]), np.array([near])], k=2) == 0.5
+    assert metrics.coverage(shown, np.array([first, near, far])) == 2 / 3
+    assert metrics.novelty(shown, [[near], [far]]) == 1
+    largest = np.array([2**64 - 1], np.uint64)
+    assert metrics.hit_rate([largest], [np.array([1])], k=1) == 0
+    assert metrics.hit_rate([np.array([1], np.uint8)], [np.array([-1, 1])], k=1) == 1
+    for relevant in (np.array([-1]), np.array([-1], np.int8)):
+        with pytest.raises(nightrank.DataError, match="ids -1 and 18446744073709551615 do not fit"):
+            metrics.hit_rate([largest], [relevant], k=1)
+
+
 def test_columns_of_pandas_are_arguments() -> None:
     frame = pd.DataFrame({"user": [2, 1, 2], "item": ["a", "b", "c"]})
     lists = frame.groupby("user")["item"].apply(list)  # of users 1 and 2
