@@ -301,6 +301,37 @@ def test_intervals_of_rows_are_a_bootstrap_over_users(measure: Callable[..., flo
     assert (shuffled.low, shuffled.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    "measure, scores_name",
+    [
+        (metrics.auc, "scores"),
+        (metrics.average_precision, "scores"),
+        (metrics.log_loss, "probabilities"),
+        (metrics.normalized_entropy, "probabilities"),
+    ],
+)
+def test_intervals_take_the_named_arguments_of_a_measure(
+    measure: Callable[..., float], scores_name: str
+) -> None:
+    labels, scores_of_rows, _ = made_rows(np.random.default_rng(9))
+    weights = np.arange(2000) % 3
+    by_position = metrics.interval(measure, labels, scores_of_rows, weights, replicates=20)
+    named = {"labels": labels, scores_name: scores_of_rows, "weights": weights}
+    assert metrics.interval(measure, **named, replicates=20) == by_position
+    assert metrics.interval(measure, labels, **{scores_name: scores_of_rows}, replicates=20)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'logits'"):
+        metrics.interval(measure, labels, logits=scores_of_rows)
+
+
+def test_intervals_of_lists_take_the_named_arguments_of_a_measure() -> None:
+    lists, items = [["a"], ["b"]] * 9, [["a"], ["a"]] * 9
+    for measure in RANKING:
+        by_position = metrics.interval(measure, lists, items, 1, replicates=20)
+        assert metrics.interval(measure, recommended=lists, relevant=items, k=1, replicates=20) == by_position
+    by_position = metrics.interval(metrics.novelty, lists, items, replicates=20)
+    assert metrics.interval(metrics.novelty, recommended=lists, seen=items, replicates=20) == by_position
+
+
 def test_the_compiled_auc_equals_the_general_one() -> None:
     """Weights of 1 take the general computation, no weights the compiled one."""
     labels, scores_of_rows, users = made_rows(np.random.default_rng(6))
