@@ -209,8 +209,8 @@ def read_lists(name: str, lists: Iterable[ArrayLike]) -> IdLists:
         lists: U lists of integers or of texts, such as the rows of an array.
 
     Raises:
-        DataError: an id is missing, or is neither an integer nor a text; or ids have both types; or a list is
-            not one-dimensional.
+        DataError: an id is missing, or is neither an integer nor a text; or ids have both types, or do not
+            fit into one type of integers; or a list is not one-dimensional.
     """
     if isinstance(lists, str | bytes):
         raise DataError(f"{name} is a text, not lists of ids", "pass one list of ids for each user")
@@ -220,7 +220,30 @@ def read_lists(name: str, lists: Iterable[ArrayLike]) -> IdLists:
     if len(kinds) > 1:
         raise DataError(f"{name} has ids of two types: {kinds}", "convert all ids to one type")
     lengths = np.array([len(array) for array in arrays], np.int64)
-    return IdLists(lengths, np.concatenate(filled) if filled else np.zeros(0, np.int64))
+    return IdLists(lengths, _joined(filled))
+
+
+def _joined(arrays: Sequence[Ids]) -> Ids:
+    """Returns the ids of arrays, all of them integers or all of them texts, as one array.
+
+    NumPy alone would convert unsigned and signed integers to float64, in which large ids become equal.
+
+    Raises:
+        DataError: neither int64 nor uint64 contains all ids.
+    """
+    if not arrays:
+        return np.zeros(0, np.int64)
+    if {array.dtype.kind for array in arrays} == {"i", "u"}:
+        low, high = min(int(array.min()) for array in arrays), max(int(array.max()) for array in arrays)
+        bounds = {dtype: np.iinfo(dtype) for dtype in (np.int64, np.uint64)}
+        fitting = [dtype for dtype, of in bounds.items() if of.min <= low and high <= of.max]
+        if not fitting:
+            raise DataError(
+                f"the ids {low} and {high} do not fit into one type of integers of 64 bits",
+                "pass ids that are all below 2**63 or all not negative, or convert all ids to texts",
+            )
+        arrays = [array.astype(fitting[0]) for array in arrays]
+    return np.concatenate(arrays)
 
 
 def _ids_of(name: str, ids: ArrayLike) -> Ids:
@@ -248,13 +271,13 @@ def numbered(names: Sequence[str], lists: Sequence[IdLists]) -> list[IdLists]:
     Equal ids have equal numbers in all lists.
 
     Raises:
-        DataError: ids of two of the lists have different types.
+        DataError: ids of two of the lists have different types, or do not fit into one type of integers.
     """
     kinds = {name: _kind(one.ids) for name, one in zip(names, lists, strict=True) if len(one.ids)}
     if len(set(kinds.values())) > 1:
         raise DataError(f"the ids have different types: {kinds}", "convert all ids to one type")
     filled = [one.ids for one in lists if len(one.ids)] or [np.zeros(0, np.int64)]
-    index = iter(np.split(np.unique(np.concatenate(filled), return_inverse=True)[1], _ends(filled)))
+    index = iter(np.split(np.unique(_joined(filled), return_inverse=True)[1], _ends(filled)))
     empty = np.zeros(0, np.int64)
     return [IdLists(one.lengths, next(index).astype(np.int64) if len(one.ids) else empty) for one in lists]
 

@@ -16,6 +16,7 @@ All errors are subclasses of `nightrank.NightrankError`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -421,7 +422,8 @@ def interval(
         value, measured = terms.mean(), _resampled_means(terms, resample)
     elif measure in _OF_ROWS:
         value = measure(*arguments, **named)
-        measured = _resampled_rows(measure, *arguments, users=users, resample=resample, **named)
+        bound = inspect.signature(measure).bind(*arguments, **named)  # labels, scores and maybe weights
+        measured = _resampled_rows(measure, *bound.args, users=users, resample=resample)
     else:
         known = [one.__name__ for one in (*_OF_ROWS, *_OF_LISTS)]
         raise ConfigError(f"{measure!r} is not a measure with an interval", f"pass one of {known}")

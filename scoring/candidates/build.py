@@ -30,7 +30,8 @@ def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables
     scalars = [name for name, kind in known.schema if not kind.startswith("list")]
     seen = None
     if config.active_days is not None:
-        seen = within(candidate_rows(context, dataset, config.splits), config.active_days, context.run_date)
+        rows, time_zone = candidate_rows(context, dataset, config.splits), context.config.log.time_zone
+        seen = within(rows, config.active_days, context.run_date, time_zone)
     items, dropped = available_items(read_rows(context, source, known), seen, tables.out_of_stock)
     left = known.rows - sum(dropped.values())
     chosen_by = {
@@ -78,6 +79,7 @@ def publish_candidates(
         tables.segments,
         retrieved.lists if retrieved else None,
         store,
+        context.config.log.time_zone,
     )
     candidates = make_candidates(config, sources, with_scores=with_scores)
     return publish_rows(

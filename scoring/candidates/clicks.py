@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import date, timedelta
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.lazy_imports import F
 from conf.names import days_since_epoch
+from etl.raw.time_text import starts_of_days
 from scoring.requests import FEATURES_DT
 from spark.rows import ReadableRows, Rows, StoredRows, query, whole
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY, WEIGHT
@@ -16,8 +18,6 @@ from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY, WEIGHT
 # Columns of a feature table that candidates are computed from; also EVENT_TIME if the log has one, and WEIGHT
 # if rows have weights.
 CLICK_COLUMNS = (USER_KEY, ITEM_KEY, LABEL)
-
-_DAY_US = 86_400_000_000
 
 
 def clicked_items(rows: ReadableRows, items: Rows, users: Rows | None = None) -> Rows:
@@ -67,40 +67,36 @@ def weight_of_clicks(rows: Rows) -> str:
     return f"sum(CAST({WEIGHT} AS DOUBLE))" if has_weights(rows) else "count(1)"
 
 
-def within(rows: ReadableRows, days: int | None, run_date: str) -> Rows:
+def within(rows: ReadableRows, days: int | None, run_date: str, time_zone: str) -> Rows:
     """Returns the rows of the last `days` days, including the run date; all rows if `days` is None.
 
-    The day of a row is the day of its event_time or, if the log has no event_time, the date of its partition.
+    The day of a row is the local day of its event_time or, if the log has no event_time, the date of its
+    partition.
+
+    Args:
+        rows: rows with event_time or features_dt.
+        days: number of days.
+        run_date: the last day.
+        time_zone: the IANA name of the zone of the days, `log.time_zone`.
     """
     if days is None:
         return whole(rows)
+    if EVENT_TIME in (rows.column_names if isinstance(rows, pa.Table | StoredRows) else rows.columns):
+        last = days_since_epoch(run_date)
+        start, end = starts_of_days(np.array([last - days + 1, last + 1]), time_zone).tolist()
+        return _between(rows, EVENT_TIME, start, end - 1)
     first = date.fromisoformat(run_date) - timedelta(days=days - 1)
+    return _between(rows, FEATURES_DT, first.isoformat(), run_date)
+
+
+def _between(rows: ReadableRows, name: str, low: int | str, high: int | str) -> Rows:
+    """Returns the rows whose value in the column `name` is at least `low` and at most `high`."""
     if isinstance(rows, StoredRows):
-        return query(f"SELECT * FROM {{rows}} WHERE {_of_days(rows, first, days, run_date)}", rows=rows)
+        return query(f"SELECT * FROM {{rows}} WHERE {name} BETWEEN {low!r} AND {high!r}", rows=rows)
     if isinstance(rows, pa.Table):
-        return _within_table(rows, first, days, run_date)
-    if EVENT_TIME in rows.columns:
-        since = days_since_epoch(first) * _DAY_US
-        return rows.where(F.col(EVENT_TIME).between(since, since + days * _DAY_US - 1))
-    return rows.where(F.col(FEATURES_DT).between(first.isoformat(), run_date))
-
-
-def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
-    """Returns the condition of `within` in SQL. `first` is the earliest of these days."""
-    if EVENT_TIME in rows.column_names:
-        since = days_since_epoch(first) * _DAY_US
-        return f"{EVENT_TIME} BETWEEN {since} AND {since + days * _DAY_US - 1}"
-    return f"{FEATURES_DT} BETWEEN '{first.isoformat()}' AND '{run_date}'"
-
-
-def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.Table:
-    """Implements `within` for a table. `first` is the earliest of these days."""
-    if EVENT_TIME in rows.column_names:
-        since = days_since_epoch(first) * _DAY_US
-        time = rows[EVENT_TIME]
-        return rows.filter(pc.and_(pc.greater_equal(time, since), pc.less(time, since + days * _DAY_US)))
-    day = rows[FEATURES_DT]
-    return rows.filter(pc.and_(pc.greater_equal(day, first.isoformat()), pc.less_equal(day, run_date)))
+        value = rows[name]
+        return rows.filter(pc.and_(pc.greater_equal(value, low), pc.less_equal(value, high)))
+    return rows.where(F.col(name).between(low, high))
 
 
 def recency(rows: Rows) -> str:

@@ -10,6 +10,7 @@ from conf.errors import ConfigError
 from conf.lazy_imports import F, Window
 from conf.plugins import Plugin
 from conf.raw_types import Strict
+from conf.time_notation import UTC
 from scoring.candidates.clicks import within
 from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore
@@ -37,6 +38,7 @@ class SourceTables:
             if this source is not configured.
         store: publishes the tables of the sources `covisitation`, `item_knn`, `ease` and `als`. It may be
             None if none of these sources is configured.
+        time_zone: the IANA name of the zone of the days that `window_days` counts.
     """
 
     exclusions: Exclusions
@@ -46,6 +48,7 @@ class SourceTables:
     segments: Mapping[str, Rows] = field(default_factory=dict)
     retrieved: Rows | None = None
     store: VectorStore | None = None
+    time_zone: str = UTC
 
     @property
     def vector_store(self) -> VectorStore:
@@ -56,7 +59,7 @@ class SourceTables:
 
     def shown(self, window_days: int | None) -> Rows:
         """Returns the rows of the last `window_days` days; all rows if `window_days` is None."""
-        return within(self.rows, window_days, self.run_date)
+        return within(self.rows, window_days, self.run_date, self.time_zone)
 
     def clicks(self, window_days: int | None) -> Rows:
         """Returns the rows of the last `window_days` days, for sources that count only rows with label 1.
@@ -66,7 +69,7 @@ class SourceTables:
         rows = self.rows
         if isinstance(rows, StoredRows):
             rows = query("SELECT * FROM {rows} WHERE label = 1", rows=rows)
-        return within(rows, window_days, self.run_date)
+        return within(rows, window_days, self.run_date, self.time_zone)
 
 
 # Makes candidates from proposals: scored (user, item) pairs that a source returns as a Spark frame.

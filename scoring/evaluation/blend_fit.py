@@ -18,13 +18,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from conf.time_notation import zone_of
 from conf.types import Candidates, Split
 from etl.latest.latest_features import latest_rules
 from scoring.candidates.build import make_candidates
@@ -384,7 +385,8 @@ def publish_items(
     items, seen = _features_before(context, dataset, model, "item"), None
     if config.active_days is not None:
         rows = candidate_rows(context, dataset, list(BEFORE))
-        seen = within(rows, config.active_days, last_day(context, dataset))
+        counted_to, time_zone = last_day(context, dataset), context.config.log.time_zone
+        seen = within(rows, config.active_days, counted_to, time_zone)
     kept, _ = available_items(items, seen, tables.out_of_stock)
     return publish_rows(
         number_items(kept),
@@ -398,12 +400,16 @@ def publish_items(
 
 
 def last_day(context: RunContext, dataset: Dataset) -> str:
-    """Returns the day of the last train row. The windows of sources with `window_days` end on this day."""
+    """Returns the day of the last train row, in `log.time_zone`.
+
+    The windows of sources with `window_days` end on this day.
+    """
     if context.config.split.by == "day":
         return dataset.splits["train"][-1].dt
     rows = candidate_rows(context, dataset, list(BEFORE))
     (latest,) = records(query(f"SELECT max({EVENT_TIME}) AS latest FROM {{rows}}", rows=rows))
-    return (date(1970, 1, 1) + timedelta(microseconds=latest["latest"])).isoformat()
+    instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=latest["latest"])
+    return instant.astimezone(zone_of(context.config.log.time_zone)).date().isoformat()
 
 
 def pairs_of_rows(rows: Sequence[Mapping[str, Any]], sources: int) -> MeasuredPairs:
@@ -462,6 +468,7 @@ def _candidates(
         _segments(tables.segments, tables.attributes, features),
         retrieved.lists if retrieved else None,
         store,
+        context.config.log.time_zone,
     )
     return make_candidates(config, sources, with_scores=True)
 

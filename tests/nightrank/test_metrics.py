@@ -188,6 +188,23 @@ def test_coverage_and_novelty() -> None:
         metrics.novelty(lists, [])
 
 
+def test_large_ids_of_signed_and_unsigned_columns_are_compared_exactly() -> None:
+    """float64, NumPy's common type of int64 and uint64, has the same value for all these ids."""
+    first, near, far = 1_500_000_000_000_000_001, 1_500_000_000_000_000_050, 1_500_000_000_000_000_100
+    shown = [np.array([first, far], np.uint64)]
+    assert metrics.hit_rate(shown, [np.array([near])], k=2) == 0
+    assert metrics.hit_rate(shown, [np.array([far])], k=2) == 1
+    assert metrics.hit_rate([*shown, [near]], [np.array([near]), np.array([near])], k=2) == 0.5
+    assert metrics.coverage(shown, np.array([first, near, far])) == 2 / 3
+    assert metrics.novelty(shown, [[near], [far]]) == 1
+    largest = np.array([2**64 - 1], np.uint64)
+    assert metrics.hit_rate([largest], [np.array([1])], k=1) == 0
+    assert metrics.hit_rate([np.array([1], np.uint8)], [np.array([-1, 1])], k=1) == 1
+    for relevant in (np.array([-1]), np.array([-1], np.int8)):
+        with pytest.raises(nightrank.DataError, match="ids -1 and 18446744073709551615 do not fit"):
+            metrics.hit_rate([largest], [relevant], k=1)
+
+
 def test_columns_of_pandas_are_arguments() -> None:
     frame = pd.DataFrame({"user": [2, 1, 2], "item": ["a", "b", "c"]})
     lists = frame.groupby("user")["item"].apply(list)  # of users 1 and 2
@@ -282,6 +299,37 @@ def test_intervals_of_rows_are_a_bootstrap_over_users(measure: Callable[..., flo
         measure, labels[order], scores_of_rows[order], users=users[order], replicates=400
     )
     assert (shuffled.low, shuffled.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "measure, scores_name",
+    [
+        (metrics.auc, "scores"),
+        (metrics.average_precision, "scores"),
+        (metrics.log_loss, "probabilities"),
+        (metrics.normalized_entropy, "probabilities"),
+    ],
+)
+def test_intervals_take_the_named_arguments_of_a_measure(
+    measure: Callable[..., float], scores_name: str
+) -> None:
+    labels, scores_of_rows, _ = made_rows(np.random.default_rng(9))
+    weights = np.arange(2000) % 3
+    by_position = metrics.interval(measure, labels, scores_of_rows, weights, replicates=20)
+    named = {"labels": labels, scores_name: scores_of_rows, "weights": weights}
+    assert metrics.interval(measure, **named, replicates=20) == by_position
+    assert metrics.interval(measure, labels, **{scores_name: scores_of_rows}, replicates=20)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'logits'"):
+        metrics.interval(measure, labels, logits=scores_of_rows)
+
+
+def test_intervals_of_lists_take_the_named_arguments_of_a_measure() -> None:
+    lists, items = [["a"], ["b"]] * 9, [["a"], ["a"]] * 9
+    for measure in RANKING:
+        by_position = metrics.interval(measure, lists, items, 1, replicates=20)
+        assert metrics.interval(measure, recommended=lists, relevant=items, k=1, replicates=20) == by_position
+    by_position = metrics.interval(metrics.novelty, lists, items, replicates=20)
+    assert metrics.interval(metrics.novelty, recommended=lists, seen=items, replicates=20) == by_position
 
 
 def test_the_compiled_auc_equals_the_general_one() -> None:

@@ -16,10 +16,11 @@ from training.checkpoints import Checkpoints, Position
 from training.data.batch import Batch
 from training.data.loader import Loader
 from training.loop.evaluate import Validation
-from training.loop.kept_steps import EarlyStopping, SaveCheckpoints, StopAtStep
+from training.loop.kept_steps import EarlyStopping, Prune, SaveCheckpoints, StopAtStep
 from training.loop.progress_output import Meter
 from training.loop.train_step import Trainer
 from training.loop.training_loop import Callback, StepResult, TrainingLoop, TrainingResult, TrainingState
+from training.registry.search import PruningRule
 
 CPU = torch.device("cpu")
 
@@ -168,17 +169,22 @@ def test_a_validation_adds_an_entry_and_may_end_the_training() -> None:
 
 
 class FakeCheckpoints:
-    """Restores a position and records the saved ones."""
+    """Restores a position and records the saved ones, with the step whose checkpoint is kept."""
 
     def __init__(self, position: Position | None = None) -> None:
         self.position = position
         self.saved: list[Position] = []
+        self.best_steps: list[int | None] = []
 
     def restore(self, trainer: Trainer) -> Position | None:
         return self.position
 
     def save(self, trainer: Trainer, position: Position, best_step: int | None) -> None:
         self.saved.append(position)
+        self.best_steps.append(best_step)
+
+    def space_problem(self, trainer: Trainer) -> str | None:
+        return None
 
 
 def save_every_two(checkpoints: FakeCheckpoints, calls: list[str]) -> SaveCheckpoints:
@@ -211,3 +217,57 @@ def test_a_training_that_had_ended_before_it_was_killed_does_no_step() -> None:
     result = fit(checkpoints, EarlyStopping(rule))
     assert (result.steps, result.history) == (2, [measured])
     assert result.stopped is not None
+
+
+def evaluated(step: int, auc: float | None) -> dict[str, Any]:
+    return {"step": step, "validation": {"auc": auc, "log_loss": 0.5, "normalized_entropy": 0.9}}
+
+
+@pytest.mark.parametrize(
+    "restored, aucs, best_steps",
+    [
+        ([], [None, 0.6, 0.6, 0.5, 0.7, 0.1], [None, 2, 2, 2, 5]),
+        ([{"step": 1}, evaluated(2, 0.6)], [0.6, 0.7, 0.5], [2, 4, 4]),
+        ([evaluated(1, 0.8), evaluated(2, 0.6)], [0.7, None, 0.8], [1, 1, 1]),
+    ],
+)
+def test_a_checkpoint_is_kept_for_the_first_step_with_the_best_value(
+    restored: list[dict[str, Any]], aucs: list[float | None], best_steps: list[int | None]
+) -> None:
+    """Also after a resumption. Steps with undefined and with equal values do not count."""
+    values = iter(aucs)
+    validation = Validation(lambda: evaluated(0, next(values))["validation"], every_steps=1)
+    checkpoints = FakeCheckpoints(Position(restored[-1]["step"], 1.0, restored) if restored else None)
+    saving = SaveCheckpoints(cast(Checkpoints, checkpoints), 1, lambda: None, best_of="auc")
+    fit(saving, validation, epochs=2)
+    assert checkpoints.best_steps[: len(best_steps)] == best_steps
+
+
+class CountedEntry(dict[str, Any]):
+    """An entry of a history that counts how often it is read."""
+
+    reads = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.reads += 1
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.reads += 1
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.reads += 1
+        return super().__contains__(key)
+
+
+@pytest.mark.parametrize("epochs", [2, 40])
+def test_steps_do_not_read_the_whole_history(epochs: int) -> None:
+    """With 500,000 steps, reading all entries in each step took more time than training."""
+    entries = [CountedEntry({"step": 1}), CountedEntry({"step": 2})]
+    checkpoints = FakeCheckpoints(Position(2, 1.0, entries))
+    saving = SaveCheckpoints(cast(Checkpoints, checkpoints), 0, lambda: None, best_of="auc")
+    rule = StopAt.model_validate({"metric": "auc", "value": 0.8})
+    pruning = Prune(PruningRule("auc", {}))
+    fit(saving, Meter(CPU, every_steps=1), EarlyStopping(rule), pruning, epochs=epochs)
+    assert max(entry.reads for entry in entries) <= 6

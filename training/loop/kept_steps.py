@@ -143,8 +143,9 @@ class EarlyStopping(Callback):
         state.stopped = stop_reason(state.history, self._rule)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Checks the history again, because it has a new entry."""
-        state.stopped = stop_reason(state.history, self._rule)
+        """Checks the history again if it has a new evaluation."""
+        if "validation" in entry:
+            state.stopped = stop_reason(state.history, self._rule)
 
 
 class Prune(Callback):
@@ -162,8 +163,9 @@ class Prune(Callback):
         self._check(state)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Checks the history again, because it has a new entry."""
-        self._check(state)
+        """Checks the history again if it has a new evaluation."""
+        if "validation" in entry:
+            self._check(state)
 
     def _check(self, state: TrainingState) -> None:
         if self._rule is None or state.stopped:
@@ -259,6 +261,8 @@ class SaveCheckpoints(Callback):
         self._before_save = before_save
         self._after_save = after_save
         self._best_of = best_of
+        self._best: Mapping[str, Any] | None = None  # the best of the first `_compared` entries
+        self._compared = 0
         self._warned = False
 
     def on_train_start(self, state: TrainingState) -> None:
@@ -272,8 +276,7 @@ class SaveCheckpoints(Callback):
 
     def on_step_complete(self, state: TrainingState) -> None:
         """Saves a checkpoint if one is due, or if this step has the best evaluation so far."""
-        best = best_evaluation(state.history, self._best_of) if self._best_of else None
-        best_step = None if best is None else int(best["step"])
+        best_step = self._best_step(state.history)
         if not is_due(state.step, self._every_steps) and not self._is_worth_saving(state, best_step):
             return
         self._before_save()
@@ -281,6 +284,17 @@ class SaveCheckpoints(Callback):
         self._checkpoints.save(state.trainer, position, best_step)
         if self._after_save:
             self._after_save()
+
+    def _best_step(self, history: Sequence[Mapping[str, Any]]) -> int | None:
+        """Returns the step of the best evaluation so far; None if there is none.
+
+        It reads only new entries, so that steps do not take longer as the history grows.
+        """
+        if self._best_of and self._compared < len(history):
+            new = history[self._compared :]
+            self._best = best_evaluation(new if self._best is None else [self._best, *new], self._best_of)
+            self._compared = len(history)
+        return None if self._best is None else int(self._best["step"])
 
     def _is_worth_saving(self, state: TrainingState, best_step: int | None) -> bool:
         """Returns whether to save this step: it is the best so far, not the last, and there is space."""

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.types import Config, Label, Negatives
 from jobs.build_candidates import run as build_candidates
+from jobs.build_features import run as build_features
 from jobs.evaluate_model import run as evaluate_model
 from jobs.measure_recommendations import run as measure_recommendations
 from jobs.score_daily import run as score_daily
@@ -23,6 +24,7 @@ from scoring.model import context_features
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
+from tests.etl.prepare.small_shop import no_session
 from tests.scoring.reference_scores import ReferenceScores, write_model
 from tests.scoring.scoring_lake import (
     DAYS,
@@ -425,3 +427,60 @@ def test_a_source_that_adds_nothing_is_named(
     summary = build_candidates(candidate_run.job(sources=sources, max=None))
     assert min(summary.facts["places_by_source"].values()) > 0
     assert "adds no candidate" not in caplog.text
+
+
+@pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Tokyo"])
+def test_the_days_of_windows_are_those_of_the_files(tmp_path: Path, zone: str) -> None:
+    """The evening in Los Angeles and the morning in Tokyo are on another day in UTC."""
+    dates = ["2026-01-06", "2026-01-07", "2026-01-08"]
+    for dt in dates:
+        rows = [
+            f"{dt} {hour}:30:00,u{user},{part}_{dt[-2:]},{int(user < 5)}"
+            for hour, part in (("08", "morning"), ("20", "evening"))
+            for user in range(6 if part == "evening" else 3)
+        ]
+        (tmp_path / f"{dt}.csv").write_text("\n".join(["time,user,item,label", *rows, ""]))
+    columns = {"time": "timestamp", "user": "string", "item": "string", "label": "int"}
+    config = Config.model_validate(
+        {
+            "name": "zones",
+            "lake": str(tmp_path / "lake"),
+            "log": {
+                "path": f"{tmp_path}/{{date}}.csv",
+                "format": "csv",
+                "separator": ",",
+                "columns": [{"name": name, "type": kind} for name, kind in columns.items()],
+                "label": {"column": "label"},
+                "event_time": {"column": "time"},
+                "time_zone": zone,
+            },
+            "keys": {"user": "user", "item": "item"},
+            "features": [
+                {
+                    "columns": ["user", "item"],
+                    "kind": "categorical",
+                    "ops": [{"categorify": {"min_count": 1}}],
+                }
+            ],
+            "scopes": {"user": ["user"], "item": ["item"]},
+            "split": {"by": "day", "train_days": 1, "validation_days": 1, "test_days": 1},
+            "model": {"architecture": "logistic_regression"},
+            "candidates": {
+                "sources": [{"source": "popular", "n": 2, "window_days": 1}],
+                "splits": ["train", "validation", "test"],
+                "active_days": 2,
+                "exclude_clicked": [],
+            },
+        }
+    )
+    contexts = [
+        RunContext(name, config, dates[-1], open_session=no_session) for name in ("features", "lists")
+    ]
+    build_features(contexts[0])
+    summary = build_candidates(contexts[1])
+    lake = LakePaths(config.lake)
+    version = summary.facts["workflow_version"]
+    keys = read_rows(lake.candidate_items(version).partition(dates[-1])).item_key.tolist()
+    assert keys == ["evening_07", "evening_08", "morning_07", "morning_08"]
+    lists = read_rows(lake.candidates(version).partition(dates[-1])).candidates
+    assert [[keys[index] for index in indices] for indices in lists] == [["evening_08", "morning_08"]] * 6

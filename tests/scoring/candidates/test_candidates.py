@@ -381,7 +381,7 @@ def test_items_out_of_stock_or_not_seen_lately_are_left_out_and_counted(
 ) -> None:
     items, rows = as_rows(tables[1].drop("item_index")), as_rows(tables[2])
     frame = spark.createDataFrame([("i00",), ("i14",), ("unknown",)], "item_key string")
-    kept, dropped = available_items(items, within(rows, 2, RUN_DATE), as_rows(frame))
+    kept, dropped = available_items(items, within(rows, 2, RUN_DATE, "UTC"), as_rows(frame))
     seen = set(log[log.features_dt >= DAYS[-2]].item_key) & set(ITEMS)
     assert {row["item_key"] for row in records(kept)} == seen - {"i00", "i14"}
     assert dropped == {"out_of_stock": 2, "inactive": len(set(ITEMS) - seen - {"i00", "i14"})}
@@ -400,11 +400,16 @@ def test_days_are_those_of_events_where_rows_have_a_time(spark: SparkSession, as
     times = [first - day - 1, first - day, first - 1, first, first + day - 1, first + day]
     frame = spark.createDataFrame([(time, RUN_DATE) for time in times], "event_time long, features_dt string")
     rows = as_rows(frame)
-    assert [row["event_time"] for row in records(within(rows, 1, RUN_DATE))] == times[3:5]
-    assert [row["event_time"] for row in records(within(rows, 2, RUN_DATE))] == times[1:5]
+    assert [row["event_time"] for row in records(within(rows, 1, RUN_DATE, "UTC"))] == times[3:5]
+    assert [row["event_time"] for row in records(within(rows, 2, RUN_DATE, "UTC"))] == times[1:5]
+    # The day begins at 10:00 UTC in Honolulu, and at 10:00 UTC of the day before in Kiritimati.
+    honolulu = records(within(rows, 1, RUN_DATE, "Pacific/Honolulu"))
+    assert [row["event_time"] for row in honolulu] == times[4:]
+    kiritimati = records(within(rows, 1, RUN_DATE, "Pacific/Kiritimati"))
+    assert [row["event_time"] for row in kiritimati] == times[2:4]
     days = [(value,) for value in [*DAYS, "2026-01-07"]]
     dated = as_rows(spark.createDataFrame(days, "features_dt string"))
-    assert [row["features_dt"] for row in records(within(dated, 2, RUN_DATE))] == DAYS[-2:]
+    assert [row["features_dt"] for row in records(within(dated, 2, RUN_DATE, "UTC"))] == DAYS[-2:]
 
 
 def test_a_log_without_clicks_gives_empty_lists_but_for_popular_items(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -51,10 +53,37 @@ def pairs(rows: pa.Table) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("days", [None, 1, 3, 9])
 def test_rows_of_the_last_days(tmp_path: Path, days: int | None, timed: bool) -> None:
     stored = stored_clicks(tmp_path, timed=timed)
-    kept = within(stored, days, DAYS[3])
-    expected = within(stored.read(), days, DAYS[3])
+    kept = within(stored, days, DAYS[3], "UTC")
+    expected = within(stored.read(), days, DAYS[3], "UTC")
     assert kept.to_pylist() == expected.to_pylist()
     assert len(kept) == {None: 200, 1: 40, 3: 120, 9: 160}[days]
+
+
+@pytest.mark.parametrize(
+    "zone, last, days, hours",
+    [
+        ("UTC", "2026-01-08", 1, 24),
+        ("America/Los_Angeles", "2026-01-08", 1, 24),
+        ("Asia/Tokyo", "2026-01-08", 2, 48),
+        ("Europe/Berlin", "2026-03-29", 1, 23),
+        ("Europe/Berlin", "2026-10-25", 1, 25),
+        ("Europe/Berlin", "2026-10-26", 2, 49),
+    ],
+)
+def test_days_begin_and_end_at_local_midnight(
+    tmp_path: Path, zone: str, last: str, days: int, hours: int
+) -> None:
+    """Also on days with 23 or 25 hours, because clocks change."""
+    after = datetime.fromisoformat(last).replace(tzinfo=ZoneInfo(zone)) + timedelta(days=1)
+    end = int(after.timestamp()) * 1_000_000
+    first = end - hours * 3_600_000_000
+    times = pa.table({"event_time": pa.array([first - 1, first, end - 1, end])})
+    partition = LakePaths(str(tmp_path)).features("v").partition(last)
+    manifest = publish_rows(times, partition, inputs={}, row_group_rows=9)
+    for rows in (times, StoredRows.of(partition, manifest)):
+        kept = within(rows, days, last, zone)
+        assert isinstance(kept, pa.Table)
+        assert kept.column("event_time").to_pylist() == [first, end - 1]
 
 
 def test_items_of_some_users_by_a_condition(tmp_path: Path) -> None:
@@ -79,8 +108,8 @@ def test_items_of_some_users_by_a_condition(tmp_path: Path) -> None:
 @pytest.mark.parametrize("window_days", [None, 2])
 def test_clicks_on_each_item(tmp_path: Path, window_days: int | None) -> None:
     stored = stored_clicks(tmp_path, timed=True)
-    counted = popularity(within(stored, window_days, DAYS[-1]), ITEMS)
-    of_table = popularity(within(stored.read(), window_days, DAYS[-1]), ITEMS)
+    counted = popularity(within(stored, window_days, DAYS[-1], "UTC"), ITEMS)
+    of_table = popularity(within(stored.read(), window_days, DAYS[-1], "UTC"), ITEMS)
     assert sorted(map(str, counted.to_pylist())) == sorted(map(str, of_table.to_pylist()))
     if window_days is None:
         assert sorted(popularity(stored, ITEMS).to_pylist(), key=str) == sorted(of_table.to_pylist(), key=str)

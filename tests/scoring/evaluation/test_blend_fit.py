@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from scipy.optimize import minimize
 
+from scoring.evaluation import blend_fit
 from scoring.evaluation.blend_fit import (
     BLEND,
     FOLDS,
@@ -229,3 +233,19 @@ def test_without_a_clicked_candidate_or_a_score_the_model_ranks() -> None:
     learned = learn(silent, ["a", "b"], 5)
     assert learned.chosen in (MODEL, BLEND)
     assert all(np.isfinite(figures.ndcg) for figures in learned.figures.values())
+
+
+@pytest.mark.parametrize(
+    "zone, expected",
+    [("UTC", "2026-01-09"), ("America/Los_Angeles", "2026-01-08"), ("Asia/Tokyo", "2026-01-10")],
+)
+def test_windows_end_on_the_local_day_of_the_last_train_row(
+    monkeypatch: pytest.MonkeyPatch, zone: str, expected: str
+) -> None:
+    times = [datetime(2026, 1, 9, hour, 30, tzinfo=UTC) for hour in (3, 1)]
+    if zone == "Asia/Tokyo":
+        times.append(datetime(2026, 1, 9, 15, 0, tzinfo=UTC))
+    rows = pa.table({"event_time": pa.array([int(time.timestamp()) * 1_000_000 for time in times])})
+    monkeypatch.setattr(blend_fit, "candidate_rows", lambda *_: rows)
+    config = SimpleNamespace(split=SimpleNamespace(by="fraction"), log=SimpleNamespace(time_zone=zone))
+    assert blend_fit.last_day(cast(Any, SimpleNamespace(config=config)), cast(Any, None)) == expected
