@@ -35,7 +35,8 @@ class Interactions:
     Attributes:
         rows: a table with the columns USER and ITEM (int64 or string), TIME (timestamp in µs, UTC; if there
             are times) and LABEL (int64, 0 or 1; if there are labels).
-        user_type, item_type: the Arrow types of the ids in the frame, as texts.
+        user_type, item_type: the Arrow types of the ids in the frame, as texts. For a categorical column,
+            the type of its values.
     """
 
     rows: pa.Table
@@ -80,8 +81,8 @@ def read_interactions(
         columns[TIME] = _times(time, table.column(time))
     if label is not None:
         columns[LABEL] = read_labels(label, table.column(label)).cast(pa.int64())
-    types = [str(table.schema.field(name).type) for name in (user, item)]
-    return Interactions(pa.table(columns), *types)
+    types = [_value_type(table.schema.field(name).type) for name in (user, item)]
+    return Interactions(pa.table(columns), *map(str, types))
 
 
 def _require_columns(table: pa.Table, names: Sequence[str], frame: str) -> None:
@@ -93,6 +94,11 @@ def _require_columns(table: pa.Table, names: Sequence[str], frame: str) -> None:
         )
 
 
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of the values of a column, which may be dictionary-encoded (category in pandas)."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
     """Returns ids as 64-bit integers or as texts.
 
@@ -100,8 +106,7 @@ def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
         DataError: ids are not integers or texts, or an id is missing.
     """
     values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+    values = values.cast(_value_type(values.type))
     if pa.types.is_integer(values.type):
         values = _cast(name, values, pa.int64())
         missing = values.null_count
@@ -189,8 +194,7 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
 
 def _attribute(name: str, column: pa.ChunkedArray) -> pa.Array:
     values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+    values = values.cast(_value_type(values.type))
     kind = values.type
     if pa.types.is_boolean(kind) or pa.types.is_date(kind):
         return values.cast(pa.string())

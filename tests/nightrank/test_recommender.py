@@ -235,6 +235,21 @@ def test_frames_and_ids_have_the_kind_of_the_interactions(kind: str) -> None:
         recommender.recommend(["3"])
 
 
+def test_ids_in_categories_count_as_the_values_of_the_categories() -> None:
+    """pandas and Polars store categories as codes; the caller passes, and gets, the values."""
+    frame = LOG.assign(
+        user_id=LOG["user_id"].str[1:].astype(int).astype("category"), item_id=LOG["item_id"].astype("category")
+    )
+    recommender = nightrank.Recommender("neumf", **{**SMALL, "epochs": 1}).fit(frame)
+    lists = untyped(recommender.recommend([3, 999], k=2))
+    assert lists["user_id"].tolist() == [3, 3, 999, 999]
+    later = frame.tail(5).assign(time=frame["time"].max() + 1)
+    measured: Any = recommender.evaluate(later, replicates=10, exclude_seen=False)
+    assert measured["users"] == later["user_id"].nunique() and measured["unknown_users"] == 0
+    with pytest.raises(nightrank.DataError, match="the ids have the type string, but int64"):
+        recommender.recommend(["3"])
+
+
 @pytest.mark.processes
 def test_frames_of_spark_give_the_same_lists_as_arrow_tables(spark: SparkSession) -> None:
     items = pd.DataFrame({"item_id": ["i00", "new"], "price": [1.0, 2.0]})
