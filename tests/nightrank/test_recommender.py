@@ -26,7 +26,7 @@ from sklearn.base import clone
 import nightrank
 from nightrank import frames
 from nightrank.estimator import Training
-from nightrank.interactions import read_interactions
+from nightrank.interactions import read_attributes, read_interactions
 from nightrank.recommender_lake import make_config
 from storage.paths import LakePaths
 from storage.publish import read_manifest
@@ -209,6 +209,15 @@ def test_all_kinds_of_models_use_attributes(model: str, label: str | None) -> No
         assert set(kept["item_id"]) == {*items["item_id"]} - clicked
 
 
+def test_attributes_may_have_integer_names() -> None:
+    """pandas names the columns of an array 0, 1, …, as in a table of embeddings of the items."""
+    ids = pd.DataFrame({"item_id": ["a", "b", "c"]})
+    items = pd.concat([ids, pd.DataFrame(np.arange(6.0).reshape(3, 2))], axis=1)
+    table = read_attributes("items", items, "item_id", pa.string())
+    assert table.column_names == ["item", "item_0", "item_1"]
+    assert table.column("item_1").to_pylist() == [1.0, 3.0, 5.0]
+
+
 @pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
 def test_frames_and_ids_have_the_kind_of_the_interactions(kind: str) -> None:
     frame = LOG.assign(
@@ -238,14 +247,16 @@ def test_frames_and_ids_have_the_kind_of_the_interactions(kind: str) -> None:
 def test_ids_in_categories_count_as_the_values_of_the_categories() -> None:
     """pandas and Polars store categories as codes; the caller passes, and gets, the values."""
     frame = LOG.assign(
-        user_id=LOG["user_id"].str[1:].astype(int).astype("category"), item_id=LOG["item_id"].astype("category")
+        user_id=LOG["user_id"].str[1:].astype(int).astype("category"),
+        item_id=LOG["item_id"].astype("category"),
     )
     recommender = nightrank.Recommender("neumf", **{**SMALL, "epochs": 1}).fit(frame)
     lists = untyped(recommender.recommend([3, 999], k=2))
     assert lists["user_id"].tolist() == [3, 3, 999, 999]
     later = frame.tail(5).assign(time=frame["time"].max() + 1)
     measured: Any = recommender.evaluate(later, replicates=10, exclude_seen=False)
-    assert measured["users"] == later["user_id"].nunique() and measured["unknown_users"] == 0
+    assert measured["users"] == later["user_id"].nunique()
+    assert measured["unknown_users"] == 0
     with pytest.raises(nightrank.DataError, match="the ids have the type string, but int64"):
         recommender.recommend(["3"])
 
