@@ -18,8 +18,11 @@ from conf.raw_types import fits_column
 from nightrank.frame_training import read_labels
 from nightrank.spark_frames import AnyFrame, local_table
 
-# Names of columns in the tables. Columns of the tables of users and items have a prefix.
+# Names of columns in the tables.
 USER, ITEM, TIME, LABEL = "user", "item", "time", "label"
+# Columns of the tables of users and items have such a prefix. With two underscores, the name of an attribute
+# never becomes the name of an internal column, such as item_key or item_index.
+_PREFIXES = {USER: "user__", ITEM: "item__"}
 
 # Recommendation lists have these columns besides the ids, so a column of ids cannot have these names.
 _OF_LISTS = ("position", "score", "reason")
@@ -184,11 +187,12 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
     columns = {side: ids}
     for name in table.column_names:
         if name != key:
-            if not fits_column(f"{side}_{name}"):
+            column = f"{_PREFIXES[side]}{name}"
+            if not fits_column(column):
                 raise ConfigError(
                     f"column {name!r} of the {section} has a name with a dot or a backtick", "rename it"
                 )
-            columns[f"{side}_{name}"] = _attribute(name, table.column(name))
+            columns[column] = _attribute(name, table.column(name))
     return pa.table(columns)
 
 

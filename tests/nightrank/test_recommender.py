@@ -214,8 +214,20 @@ def test_attributes_may_have_integer_names() -> None:
     ids = pd.DataFrame({"item_id": ["a", "b", "c"]})
     items = pd.concat([ids, pd.DataFrame(np.arange(6.0).reshape(3, 2))], axis=1)
     table = read_attributes("items", items, "item_id", pa.string())
-    assert table.column_names == ["item", "item_0", "item_1"]
-    assert table.column("item_1").to_pylist() == [1.0, 3.0, 5.0]
+    assert table.column_names == ["item", "item__0", "item__1"]
+    assert table.column("item__1").to_pylist() == [1.0, 3.0, 5.0]
+
+
+def test_attributes_may_have_the_names_of_internal_columns() -> None:
+    """`reset_index` adds a column `index`, and the tables of the jobs have columns such as item_index."""
+    names = ["index", "key", "id", "position", "score", "label", "split"]
+    users = pd.DataFrame({"user_id": [f"u{value:02d}" for value in range(USERS)]})
+    users = users.assign(**{name: range(USERS) for name in ("key", "candidates", "sources", "excluded")})
+    items = pd.DataFrame({"item_id": [f"i{value:02d}" for value in range(ITEMS)]})
+    items = items.assign(**{name: range(ITEMS) for name in names})
+    recommender = nightrank.Recommender("neumf", **{**SMALL, "epochs": 1}).fit(LOG, users, items)
+    lists = untyped(recommender.recommend(["u01"], k=ITEMS, exclude_seen=False))
+    assert sorted(lists["item_id"]) == sorted(items["item_id"])
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
