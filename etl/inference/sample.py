@@ -363,6 +363,12 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
     rows = [fields for fields in head if len(fields) == width]
     has_names = len(head[0]) == width and _is_header(rows[0], rows[1:])
     names = rows[0] if has_names else [f"c{number}" for number in range(1, width + 1)]
+    repeated = [name for name in names if name.strip() and names.count(name) > 1]
+    if repeated:
+        raise DataError(
+            f"{path.files[0]} has more than one column named {repeated[0]!r}; its first line is {names}",
+            "give each column a different name; if the first line is a row, write a line with names above it",
+        )
     if quoted and not has_names:
         raise DataError(
             f"{path.files[0]} has no column names, but has fields in double quotes that contain the "
@@ -466,19 +472,30 @@ def _fields(lines: Iterable[str], separator: str, quoted: bool) -> list[list[str
 def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     """Returns whether the first line has the names of the columns.
 
-    The names must differ, and no name may be empty, a number or a date. If a column has numbers or dates in
-    nearly all other lines, the first line has names. Otherwise, each field of the first line must look like a
-    name, and must not be a value of its column in the other lines.
+    No name may be a number or a date, or empty unless `_is_nameless` accepts its column. If a column with a
+    name has numbers or dates in nearly all other lines, the first line has names. Otherwise, each name must
+    look like a name, and must not be a value of its column in the other lines.
     """
-    if any(not name.strip() or _NUMBER.fullmatch(name) or _DATE.search(name) for name in first):
+    columns = [list(values) for values in zip(*others, strict=True)] or [[] for _ in first]
+    named = [(name, values) for name, values in zip(first, columns, strict=True) if name.strip()]
+    if any(_NUMBER.fullmatch(name) or _DATE.search(name) or len(name) > _LONGEST_NAME for name, _ in named):
         return False
-    if len(set(first)) < len(first) or any(len(name) > _LONGEST_NAME for name in first):
+    without = [place for place, name in enumerate(first) if not name.strip()]
+    if not named or not all(_is_nameless(place, columns) for place in without):
         return False
-    columns = list(zip(*others, strict=True))
-    if any(_has_numbers(values) for values in columns):
+    if any(_has_numbers(values) for _, values in named):
         return True
-    is_value = any(name in values for name, values in zip(first, columns, strict=False))
-    return not is_value and all(_NAME.fullmatch(name) for name in first)
+    return all(_NAME.fullmatch(name) and name not in values for name, values in named)
+
+
+def _is_nameless(place: int, columns: Sequence[Sequence[str]]) -> bool:
+    """Returns whether a header may have no name for a column.
+
+    pandas and R write an index without a name as the first column. If each line ends with a separator, the
+    last column is empty.
+    """
+    is_index = place == 0 and all(columns[0])
+    return is_index or (place == len(columns) - 1 and not any(columns[place]))
 
 
 def _has_numbers(values: Sequence[str]) -> bool:
@@ -489,9 +506,12 @@ def _has_numbers(values: Sequence[str]) -> bool:
 
 
 def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, quoted: bool) -> pa.Table:
-    """Returns the lines of a text as columns of texts. Lines with a wrong number of fields are left out."""
+    """Returns the lines of a text as columns of texts.
+
+    Lines with a wrong number of fields and columns without a name are left out.
+    """
     clean = text.decode("utf-8", errors="replace").encode()
-    return arrow_csv.read_csv(
+    table: pa.Table = arrow_csv.read_csv(
         io.BytesIO(clean),
         arrow_csv.ReadOptions(
             column_names=list(names), skip_rows=int(has_names), block_size=max(len(clean), 1)
@@ -506,6 +526,7 @@ def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, 
             column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False, null_values=[]
         ),
     )
+    return table.select([place for place, name in enumerate(names) if name.strip()])
 
 
 def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:

@@ -49,6 +49,46 @@ def test_names_with_digits_over_numbers_are_a_header(tmp_path: Path) -> None:
     assert _sample(path).rows.column_names == ["user_id", "feat0", "feat1"]
 
 
+@pytest.mark.parametrize(
+    "lines, names",
+    [
+        ([",user,item", *(f"{row},u{row % 7},i{row % 5}" for row in range(60))], ["user", "item"]),
+        (['"","user","item"', *(f'"{row}","u{row % 7}","{row % 5}"' for row in range(60))], ["user", "item"]),
+        (["user,stars,", *(f"u{row % 7},{row % 5}," for row in range(60))], ["user", "stars"]),
+    ],
+)
+def test_columns_without_a_name_are_left_out(tmp_path: Path, lines: list[str], names: list[str]) -> None:
+    """Such as the index that pandas and R write, or the end of lines that end with a separator."""
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(lines) + "\n")
+    sample = _sample(path)
+    assert sample.has_names
+    assert sample.rows.column_names == names
+    assert sample.rows.num_rows == 60
+
+
+@pytest.mark.parametrize(
+    "line", [",u1,view", "u1,,view", "u1,view,"], ids=["first", "between", "last of several values"]
+)
+def test_a_first_row_with_an_empty_field_is_no_header(tmp_path: Path, line: str) -> None:
+    place = line.split(",").index("")
+    rows = [[f"u{row % 7}", ("view", "buy")[row % 2]] for row in range(60)]
+    for number, row in enumerate(rows):
+        row.insert(place, str(number) if number % 3 else "")
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join([line, *map(",".join, rows)]) + "\n")
+    sample = _sample(path)
+    assert not sample.has_names
+    assert sample.rows.num_rows == 61
+
+
+def test_names_that_occur_twice_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("user,item,item\n" + "".join(f"u{row},i{row},{row}\n" for row in range(30)))
+    with pytest.raises(DataError, match=r"log\.csv has more than one column named 'item'"):
+        _sample(path)
+
+
 def test_quoted_fields_keep_their_separators(tmp_path: Path) -> None:
     path = tmp_path / "items.csv"
     pd.DataFrame({"item": range(30), "title": ['Tea, "green"'] * 30}).to_csv(path, index=False)
