@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -29,7 +29,8 @@ from etl.raw.files import files_at, find_files
 from etl.readers.text import rows_of_displays
 from storage import file_io
 
-# What to read from the first file and from the last file: bytes of text files, or rows of other formats.
+# What to read from the start of the first file and from the end of the last file: bytes of text files, or
+# rows of other formats.
 _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
 # The separator and the header are inferred from the first _LINES lines. Whether commas are decimal commas is
@@ -101,7 +102,8 @@ class TableSample:
         separator: character between two fields; None if lines have no fields.
         has_names: whether the files name their columns. If not, the columns are named c1, c2 and so on.
         is_text: whether all values are texts.
-        rows: the rows of the first file and of the last one.
+        rows: the first rows of the first file and the last rows of the last one, which may be the same file.
+            A file that can only be read from its start, such as a compressed one, has no last rows.
         is_whole: whether `rows` are all rows of the table.
         all_rows: estimated number of rows of all files; None if the first file has more rows than were read.
             The estimate assumes that the rows of all files have the same mean size in bytes.
@@ -122,6 +124,11 @@ class TableSample:
     def has_displays(self) -> bool:
         """Returns whether each line is a display of several items."""
         return self.format == "displays"
+
+    @property
+    def lacks_end(self) -> bool:
+        """Returns whether the last rows were not read, because the file can be read only from its start."""
+        return not self.is_whole and (self.format == "avro" or compression(self.path.files[-1]) is not None)
 
 
 def find_table(location: str) -> RawPath:
@@ -155,7 +162,7 @@ def is_delta_table(location: str) -> bool:
 
 
 def read_sample(path: RawPath) -> TableSample:
-    """Reads the first rows of the first file and of the last file.
+    """Reads the first rows of the first file and the last rows of the last file.
 
     Raises:
         DataError: the files are empty or damaged, or the format cannot be recognised.
@@ -169,7 +176,9 @@ def read_sample(path: RawPath) -> TableSample:
     if form in ("parquet", "orc"):
         return _columnar(path, form, path.files)
     head, is_whole = _head(path.files[0], _FIRST_BYTES)
-    texts = [head] if len(path.files) == 1 else [head, _head(path.files[-1], _LAST_BYTES)[0]]
+    texts = [head]
+    if (len(path.files) > 1 or not is_whole) and (end := _end(path)):
+        texts.append(end)
     encoding = _encoding(texts)
     texts = [as_utf8(text, encoding) for text in texts]
     if form == "jsonl" or head.lstrip()[:1] == b"{":
@@ -344,6 +353,23 @@ def _head(path: str, most_bytes: int) -> tuple[bytes, bool]:
     return b"".join(parts), is_whole
 
 
+def _end(path: RawPath) -> bytes:
+    """Returns the last lines of the last text file, without lines of the head; empty if there are no others.
+
+    If the result does not begin with the first line of the file, an empty line stands for the header. A
+    compressed file can be read only from its start. If it is the last one of several files, its first lines
+    are returned.
+    """
+    last = path.files[-1]
+    if compression(last):
+        return b"" if len(path.files) == 1 else _head(last, _LAST_BYTES)[0]
+    files, inner = file_io.filesystem(last)
+    size = files.get_file_info(inner).size
+    start = max(size - _LAST_BYTES, _FIRST_BYTES if len(path.files) == 1 else 0)
+    text = b"".join(map(bytes, read_blocks(FileSplit(last, start, size)))) if start < size else b""
+    return b"\n" + text if start and text else text
+
+
 def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
     first = texts[0].decode("utf-8", errors="replace")
     lines = [line for line in first.split("\n")[:_LINES] if line.strip()]
@@ -415,10 +441,13 @@ def _displays(
     Only the first displays of a large file are read, because each display has many rows.
     """
     names = [*(f"c{number}" for number in range(1, width)), "item", "clicked"]
-    parts = []
-    for text in texts:
-        end = len(text) if len(text) <= _DISPLAY_BYTES else text.rfind(b"\n", 0, _DISPLAY_BYTES) + 1
-        parts.append(rows_of_displays(text[:end], separator))
+    first = texts[0]
+    if len(first) > _DISPLAY_BYTES:
+        first = first[: first.rfind(b"\n", 0, _DISPLAY_BYTES) + 1]
+    parts = [rows_of_displays(first, separator)]
+    for text in texts[1:]:
+        start = 0 if len(text) <= _DISPLAY_BYTES else text.find(b"\n", len(text) - _DISPLAY_BYTES) + 1
+        parts.append(rows_of_displays(text[start:], separator))
     table = pa.concat_tables([_parsed(part, separator, names, False, False) for part in parts])
     read = sum(min(len(text), _DISPLAY_BYTES) for text in texts)
     sample = _sample(
@@ -540,21 +569,12 @@ def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> 
 
 
 def _shallow_json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
-    rows = []
-    for line in b"\n".join(texts).split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            if not rows:
-                raise DataError(
-                    f"{path.files[0]} does not have a JSON object in each line; the first line is "
-                    f"{line[:60]!r}",
-                    "write one JSON object in each line (JSON lines)" + _from_array(path.files[0], line),
-                ) from None
-        if len(rows) >= _FIRST_ROWS:
-            break
+    lines, *others = [[line for line in text.split(b"\n") if line.strip()] for text in texts]
+    rest = lines[_FIRST_ROWS:]
+    rows = _json_rows(path, lines[:_FIRST_ROWS])
+    for end in (rest[-_LAST_ROWS:], *others):
+        rows += _json_rows(path, end, is_first=False)
+    first_is_whole &= len(rest) <= _LAST_ROWS
     flat: dict[str, list[object]] = {}
     for number, row in enumerate(rows):
         for name, value in _leaves("", row if isinstance(row, dict) else {}):
@@ -565,6 +585,25 @@ def _shallow_json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: b
         name: _json_column([*values, *[None] * (len(rows) - len(values))]) for name, values in flat.items()
     }
     return _sample(path, "jsonl", pa.table(columns), first_is_whole, path.files)
+
+
+def _json_rows(path: RawPath, lines: Sequence[bytes], *, is_first: bool = True) -> list[Any]:
+    """Returns the values of lines. Lines that are not JSON are left out.
+
+    Raises DataError if the first line is not JSON. With `is_first=False`, it is left out, too.
+    """
+    rows: list[Any] = []
+    for line in lines:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if is_first and not rows:
+                raise DataError(
+                    f"{path.files[0]} does not have a JSON object in each line; the first line is "
+                    f"{line[:60]!r}",
+                    "write one JSON object in each line (JSON lines)" + _from_array(path.files[0], line),
+                ) from None
+    return rows
 
 
 def _from_array(path: str, line: bytes) -> str:
@@ -599,9 +638,10 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
         raise DataError(f"{path.pattern} has no files", "pass the path of another table")
     kind = "orc" if form == "orc" else "parquet"
     first, rows = _first_rows(files[0], kind, _FIRST_ROWS)
-    if len(files) == 1:
-        return _sample(path, form, first, first.num_rows == rows, files)
-    last, _ = _first_rows(files[-1], kind, _LAST_ROWS)
+    if len(files) == 1 and first.num_rows == rows:
+        return _sample(path, form, first, True, files)
+    left = rows - first.num_rows
+    last = _last_rows(files[-1], kind, min(_LAST_ROWS, left) if len(files) == 1 else _LAST_ROWS)
     # If the first file and the last file have different schemas, only the rows of the first file are used.
     same = last.schema.equals(first.schema)
     table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
@@ -631,7 +671,32 @@ def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
                     break
             return pa.Table.from_batches(batches, parquet.schema_arrow), parquet.metadata.num_rows
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path} cannot be read as {form}: {error}", "correct or replace the file") from error
+        raise _unreadable(path, form, error) from error
+
+
+def _last_rows(path: str, form: str, most: int) -> pa.Table:
+    """Returns the last rows of a file: at most `most` rows of its last row group or stripe."""
+    files, inner = file_io.filesystem(path)
+    try:
+        with files.open_input_file(inner) as source:
+            if form == "orc":
+                stripes = orc.ORCFile(source)
+                batches = [stripes.read_stripe(stripes.nstripes - 1)] if stripes.nstripes else []
+                table = pa.Table.from_batches(batches, stripes.schema)
+            else:
+                parquet = pq.ParquetFile(source)
+                last = deque[pa.RecordBatch](maxlen=2)
+                groups = parquet.num_row_groups
+                for batch in parquet.iter_batches(65_536, row_groups=[groups - 1] if groups else []):
+                    last.append(batch)
+                table = pa.Table.from_batches(last, parquet.schema_arrow)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(path, form, error) from error
+    return table.slice(max(table.num_rows - most, 0))
+
+
+def _unreadable(path: str, form: str, error: Exception) -> DataError:
+    return DataError(f"{path} cannot be read as {form}: {error}", "correct or replace the file")
 
 
 def _avro(path: RawPath) -> TableSample:

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import orc
 
 from conf.errors import ConfigError, DataError
 from conf.names import with_date
@@ -136,6 +138,54 @@ def test_a_comma_between_digits_does_not_divide_lines_with_semicolons(tmp_path: 
     sample = _sample(path)
     assert (sample.separator, sample.rows.num_columns, sample.rows.num_rows) == (";", 3, 60)
     assert sample.has_names == bool(header)
+
+
+LONG = pd.DataFrame({"user": [f"u{row % 7}" for row in range(400)], "time": range(1_000, 1_400)})
+
+
+def _write(form: str, path: Path) -> None:
+    """Writes LONG. The lines of text files have 8 or about 30 bytes."""
+    if form in ("csv", "tsv"):
+        LONG.to_csv(path, index=False, sep="," if form == "csv" else "\t", header=form == "csv")
+    elif form == "jsonl":
+        LONG.to_json(path, orient="records", lines=True)
+    elif form == "parquet":
+        LONG.to_parquet(path, row_group_size=60)
+    else:
+        orc.write_table(pa.Table.from_pandas(LONG), path, stripe_size=1, batch_size=60)
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet", "orc"])
+@pytest.mark.parametrize("first, last", [(100, 20), (100, 390), (1_000, 20)])
+def test_the_end_of_a_long_file_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, first: int, last: int
+) -> None:
+    """The last rows have the last day of a log that is sorted by time. No row is read twice."""
+    line = 27 if form == "jsonl" else 8
+    monkeypatch.setattr("etl.inference.sample._FIRST_BYTES", first * line)
+    monkeypatch.setattr("etl.inference.sample._LAST_BYTES", last * line)
+    monkeypatch.setattr("etl.inference.sample._FIRST_ROWS", first)
+    monkeypatch.setattr("etl.inference.sample._LAST_ROWS", last)
+    path = tmp_path / f"log.{form}"
+    _write(form, path)
+    sample = _sample(path)
+    times = [int(time) for time in sample.rows.columns[1].to_pylist()]
+    assert times == sorted(set(times))
+    assert (times[0], times[-1]) == (1_000, 1_399)
+    assert sample.is_whole == (first == 1_000)
+    if first == 100 and last == 20:
+        assert len(times) < 300
+
+
+def test_the_end_of_the_last_of_several_files_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etl.inference.sample._LAST_BYTES", 80)
+    for name in ("a", "b"):
+        _write("csv", tmp_path / f"{name}.csv")
+    times = _sample(tmp_path).rows.column("time").to_pylist()
+    assert times[:400] == [str(time) for time in LONG["time"]]
+    assert times[400:] == [str(time) for time in range(1_390, 1_400)]
 
 
 def test_days_in_names_become_a_part_of_the_path(tmp_path: Path) -> None:
