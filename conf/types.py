@@ -392,6 +392,9 @@ class Gate(Strict):
 
 # Columns of prepared rows and of feature tables (storage.feature_spec). Raw columns cannot have these names.
 RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label", "split")
+# Columns of the tables from which lists are made (scoring/requests.py), beside the features of the user or of
+# the item. Features of this scope cannot have these names. Frames of Spark and DuckDB ignore their case.
+LIST_COLUMNS = {"user": ("candidates", "excluded", "sources", "source_scores"), "item": ("item_index",)}
 # These tables have this column only if `log.label.weights` is set.
 WEIGHT_COLUMN = "weight"
 

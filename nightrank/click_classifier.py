@@ -51,7 +51,7 @@ class ClickClassifier(Estimator):
 
     Attributes:
         classes_: (2,) the two values of the labels, in ascending order. The second value means a click.
-        feature_names_in_: (C,) the columns of the rows of `fit`.
+        feature_names_in_: (C,) the columns of the rows of `fit`, as texts.
         workflow_: the fitted `Workflow`.
         model_: the trained `Model`, with its metrics and methods, such as `save` and `export`.
     """
@@ -87,7 +87,8 @@ class ClickClassifier(Estimator):
         """Fits the workflow on rows, trains a new model, and returns this estimator.
 
         Args:
-            rows: a frame of pandas, Polars, Arrow or Spark.
+            rows: a frame of pandas, Polars, Arrow or Spark. The names of features are texts: column 0 of
+                pandas becomes the feature "0".
             labels: (N,) the label of each row: two distinct values, such as 0 and 1.
             validation: rows and their labels. The model keeps the weights of the epoch with the best AUC on
                 these rows. With None, it keeps the weights of the last epoch.

@@ -65,7 +65,8 @@ def shown_progress() -> Iterator[Report | None]:
 def arrow_table(rows: Frame | pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
     """Returns some columns of a frame as an Arrow table. Columns that the frame lacks are left out.
 
-    NaN in a column of pandas becomes null.
+    NaN in a column of pandas becomes null. A name of pandas that is not a text counts as its text: the name
+    of column 0 is "0".
 
     16-bit floats become float32, because Arrow cannot compute with 16-bit floats.
 
@@ -78,9 +79,10 @@ def arrow_table(rows: Frame | pa.RecordBatch, columns: Sequence[str]) -> pa.Tabl
     if isinstance(rows, pa.Table):
         table = rows.select(_present(columns, rows.column_names))
     elif _is_pandas(rows) or _is_polars(rows):
-        names = _present(columns, list(rows.columns))
+        labels = {str(label): label for label in rows.columns}
+        names = _present(columns, [str(label) for label in rows.columns])
         convert = pa.Array.from_pandas if _is_pandas(rows) else methodcaller("to_arrow")
-        table = pa.table({name: _of_series(name, rows[name], convert) for name in names})
+        table = pa.table({name: _of_series(name, rows[labels[name]], convert) for name in names})
     else:
         raise ConfigError(f"{type(rows).__module__}.{type(rows).__name__} is not a frame", _PASS)
     for index, field in enumerate(table.schema):
@@ -231,7 +233,7 @@ def _present(wanted: Sequence[str], names: Sequence[object]) -> list[str]:
 
     Raises ConfigError if `names` contains a wanted name twice.
     """
-    repeated = [name for name in wanted if list(names).count(name) > 1]
+    repeated = list(dict.fromkeys(name for name in wanted if list(names).count(name) > 1))
     if repeated:
         raise ConfigError(f"the rows have several columns named {repeated}", "rename these columns")
     return [name for name in wanted if name in names]

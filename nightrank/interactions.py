@@ -18,8 +18,11 @@ from conf.raw_types import fits_column
 from nightrank.frame_training import read_labels
 from nightrank.spark_frames import AnyFrame, local_table
 
-# Names of columns in the tables. Columns of the tables of users and items have a prefix.
+# Names of columns in the tables.
 USER, ITEM, TIME, LABEL = "user", "item", "time", "label"
+# Columns of the tables of users and items have such a prefix. With two underscores, the name of an attribute
+# never becomes the name of an internal column, such as item_key or item_index.
+_PREFIXES = {USER: "user__", ITEM: "item__"}
 
 # Recommendation lists have these columns besides the ids, so a column of ids cannot have these names.
 _OF_LISTS = ("position", "score", "reason")
@@ -35,7 +38,8 @@ class Interactions:
     Attributes:
         rows: a table with the columns USER and ITEM (int64 or string), TIME (timestamp in µs, UTC; if there
             are times) and LABEL (int64, 0 or 1; if there are labels).
-        user_type, item_type: the Arrow types of the ids in the frame, as texts.
+        user_type, item_type: the Arrow types of the ids in the frame, as texts. For a categorical column,
+            the type of its values.
     """
 
     rows: pa.Table
@@ -80,8 +84,8 @@ def read_interactions(
         columns[TIME] = _times(time, table.column(time))
     if label is not None:
         columns[LABEL] = read_labels(label, table.column(label)).cast(pa.int64())
-    types = [str(table.schema.field(name).type) for name in (user, item)]
-    return Interactions(pa.table(columns), *types)
+    types = [_value_type(table.schema.field(name).type) for name in (user, item)]
+    return Interactions(pa.table(columns), *map(str, types))
 
 
 def _require_columns(table: pa.Table, names: Sequence[str], frame: str) -> None:
@@ -93,6 +97,11 @@ def _require_columns(table: pa.Table, names: Sequence[str], frame: str) -> None:
         )
 
 
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of the values of a column, which may be dictionary-encoded (category in pandas)."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
     """Returns ids as 64-bit integers or as texts.
 
@@ -100,8 +109,7 @@ def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
         DataError: ids are not integers or texts, or an id is missing.
     """
     values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+    values = values.cast(_value_type(values.type))
     if pa.types.is_integer(values.type):
         values = _cast(name, values, pa.int64())
         missing = values.null_count
@@ -179,18 +187,18 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
     columns = {side: ids}
     for name in table.column_names:
         if name != key:
-            if not fits_column(f"{side}_{name}"):
+            column = f"{_PREFIXES[side]}{name}"
+            if not fits_column(column):
                 raise ConfigError(
                     f"column {name!r} of the {section} has a name with a dot or a backtick", "rename it"
                 )
-            columns[f"{side}_{name}"] = _attribute(name, table.column(name))
+            columns[column] = _attribute(name, table.column(name))
     return pa.table(columns)
 
 
 def _attribute(name: str, column: pa.ChunkedArray) -> pa.Array:
     values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+    values = values.cast(_value_type(values.type))
     kind = values.type
     if pa.types.is_boolean(kind) or pa.types.is_date(kind):
         return values.cast(pa.string())

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -29,7 +29,8 @@ from etl.raw.files import files_at, find_files
 from etl.readers.text import rows_of_displays
 from storage import file_io
 
-# What to read from the first file and from the last file: bytes of text files, or rows of other formats.
+# What to read from the start of the first file and from the end of the last file: bytes of text files, or
+# rows of other formats.
 _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
 # The separator and the header are inferred from the first _LINES lines. Whether commas are decimal commas is
@@ -101,7 +102,8 @@ class TableSample:
         separator: character between two fields; None if lines have no fields.
         has_names: whether the files name their columns. If not, the columns are named c1, c2 and so on.
         is_text: whether all values are texts.
-        rows: the rows of the first file and of the last one.
+        rows: the first rows of the first file and the last rows of the last one, which may be the same file.
+            A file that can only be read from its start, such as a compressed one, has no last rows.
         is_whole: whether `rows` are all rows of the table.
         all_rows: estimated number of rows of all files; None if the first file has more rows than were read.
             The estimate assumes that the rows of all files have the same mean size in bytes.
@@ -122,6 +124,11 @@ class TableSample:
     def has_displays(self) -> bool:
         """Returns whether each line is a display of several items."""
         return self.format == "displays"
+
+    @property
+    def lacks_end(self) -> bool:
+        """Returns whether the last rows were not read, because the file can be read only from its start."""
+        return not self.is_whole and (self.format == "avro" or compression(self.path.files[-1]) is not None)
 
 
 def find_table(location: str) -> RawPath:
@@ -155,7 +162,7 @@ def is_delta_table(location: str) -> bool:
 
 
 def read_sample(path: RawPath) -> TableSample:
-    """Reads the first rows of the first file and of the last file.
+    """Reads the first rows of the first file and the last rows of the last file.
 
     Raises:
         DataError: the files are empty or damaged, or the format cannot be recognised.
@@ -169,7 +176,9 @@ def read_sample(path: RawPath) -> TableSample:
     if form in ("parquet", "orc"):
         return _columnar(path, form, path.files)
     head, is_whole = _head(path.files[0], _FIRST_BYTES)
-    texts = [head] if len(path.files) == 1 else [head, _head(path.files[-1], _LAST_BYTES)[0]]
+    texts = [head]
+    if (len(path.files) > 1 or not is_whole) and (end := _end(path)):
+        texts.append(end)
     encoding = _encoding(texts)
     texts = [as_utf8(text, encoding) for text in texts]
     if form == "jsonl" or head.lstrip()[:1] == b"{":
@@ -344,6 +353,23 @@ def _head(path: str, most_bytes: int) -> tuple[bytes, bool]:
     return b"".join(parts), is_whole
 
 
+def _end(path: RawPath) -> bytes:
+    """Returns the last lines of the last text file, without lines of the head; empty if there are no others.
+
+    If the result does not begin with the first line of the file, an empty line stands for the header. A
+    compressed file can be read only from its start. If it is the last one of several files, its first lines
+    are returned.
+    """
+    last = path.files[-1]
+    if compression(last):
+        return b"" if len(path.files) == 1 else _head(last, _LAST_BYTES)[0]
+    files, inner = file_io.filesystem(last)
+    size = files.get_file_info(inner).size
+    start = max(size - _LAST_BYTES, _FIRST_BYTES if len(path.files) == 1 else 0)
+    text = b"".join(map(bytes, read_blocks(FileSplit(last, start, size)))) if start < size else b""
+    return b"\n" + text if start and text else text
+
+
 def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
     first = texts[0].decode("utf-8", errors="replace")
     lines = [line for line in first.split("\n")[:_LINES] if line.strip()]
@@ -363,6 +389,12 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
     rows = [fields for fields in head if len(fields) == width]
     has_names = len(head[0]) == width and _is_header(rows[0], rows[1:])
     names = rows[0] if has_names else [f"c{number}" for number in range(1, width + 1)]
+    repeated = [name for name in names if name.strip() and names.count(name) > 1]
+    if repeated:
+        raise DataError(
+            f"{path.files[0]} has more than one column named {repeated[0]!r}; its first line is {names}",
+            "give each column a different name; if the first line is a row, write a line with names above it",
+        )
     if quoted and not has_names:
         raise DataError(
             f"{path.files[0]} has no column names, but has fields in double quotes that contain the "
@@ -409,10 +441,13 @@ def _displays(
     Only the first displays of a large file are read, because each display has many rows.
     """
     names = [*(f"c{number}" for number in range(1, width)), "item", "clicked"]
-    parts = []
-    for text in texts:
-        end = len(text) if len(text) <= _DISPLAY_BYTES else text.rfind(b"\n", 0, _DISPLAY_BYTES) + 1
-        parts.append(rows_of_displays(text[:end], separator))
+    first = texts[0]
+    if len(first) > _DISPLAY_BYTES:
+        first = first[: first.rfind(b"\n", 0, _DISPLAY_BYTES) + 1]
+    parts = [rows_of_displays(first, separator)]
+    for text in texts[1:]:
+        start = 0 if len(text) <= _DISPLAY_BYTES else text.find(b"\n", len(text) - _DISPLAY_BYTES) + 1
+        parts.append(rows_of_displays(text[start:], separator))
     table = pa.concat_tables([_parsed(part, separator, names, False, False) for part in parts])
     read = sum(min(len(text), _DISPLAY_BYTES) for text in texts)
     sample = _sample(
@@ -466,19 +501,30 @@ def _fields(lines: Iterable[str], separator: str, quoted: bool) -> list[list[str
 def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     """Returns whether the first line has the names of the columns.
 
-    The names must differ, and no name may be empty, a number or a date. If a column has numbers or dates in
-    nearly all other lines, the first line has names. Otherwise, each field of the first line must look like a
-    name, and must not be a value of its column in the other lines.
+    No name may be a number or a date, or empty unless `_is_nameless` accepts its column. If a column with a
+    name has numbers or dates in nearly all other lines, the first line has names. Otherwise, each name must
+    look like a name, and must not be a value of its column in the other lines.
     """
-    if any(not name.strip() or _NUMBER.fullmatch(name) or _DATE.search(name) for name in first):
+    columns = [list(values) for values in zip(*others, strict=True)] or [[] for _ in first]
+    named = [(name, values) for name, values in zip(first, columns, strict=True) if name.strip()]
+    if any(_NUMBER.fullmatch(name) or _DATE.search(name) or len(name) > _LONGEST_NAME for name, _ in named):
         return False
-    if len(set(first)) < len(first) or any(len(name) > _LONGEST_NAME for name in first):
+    without = [place for place, name in enumerate(first) if not name.strip()]
+    if not named or not all(_is_nameless(place, columns) for place in without):
         return False
-    columns = list(zip(*others, strict=True))
-    if any(_has_numbers(values) for values in columns):
+    if any(_has_numbers(values) for _, values in named):
         return True
-    is_value = any(name in values for name, values in zip(first, columns, strict=False))
-    return not is_value and all(_NAME.fullmatch(name) for name in first)
+    return all(_NAME.fullmatch(name) and name not in values for name, values in named)
+
+
+def _is_nameless(place: int, columns: Sequence[Sequence[str]]) -> bool:
+    """Returns whether a header may have no name for a column.
+
+    pandas and R write an index without a name as the first column. If each line ends with a separator, the
+    last column is empty.
+    """
+    is_index = place == 0 and all(columns[0])
+    return is_index or (place == len(columns) - 1 and not any(columns[place]))
 
 
 def _has_numbers(values: Sequence[str]) -> bool:
@@ -489,9 +535,12 @@ def _has_numbers(values: Sequence[str]) -> bool:
 
 
 def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, quoted: bool) -> pa.Table:
-    """Returns the lines of a text as columns of texts. Lines with a wrong number of fields are left out."""
+    """Returns the lines of a text as columns of texts.
+
+    Lines with a wrong number of fields and columns without a name are left out.
+    """
     clean = text.decode("utf-8", errors="replace").encode()
-    return arrow_csv.read_csv(
+    table: pa.Table = arrow_csv.read_csv(
         io.BytesIO(clean),
         arrow_csv.ReadOptions(
             column_names=list(names), skip_rows=int(has_names), block_size=max(len(clean), 1)
@@ -506,6 +555,7 @@ def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, 
             column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False, null_values=[]
         ),
     )
+    return table.select([place for place, name in enumerate(names) if name.strip()])
 
 
 def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
@@ -519,21 +569,12 @@ def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> 
 
 
 def _shallow_json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
-    rows = []
-    for line in b"\n".join(texts).split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            if not rows:
-                raise DataError(
-                    f"{path.files[0]} does not have a JSON object in each line; the first line is "
-                    f"{line[:60]!r}",
-                    "write one JSON object in each line (JSON lines)" + _from_array(path.files[0], line),
-                ) from None
-        if len(rows) >= _FIRST_ROWS:
-            break
+    lines, *others = [[line for line in text.split(b"\n") if line.strip()] for text in texts]
+    rest = lines[_FIRST_ROWS:]
+    rows = _json_rows(path, lines[:_FIRST_ROWS])
+    for end in (rest[-_LAST_ROWS:], *others):
+        rows += _json_rows(path, end, is_first=False)
+    first_is_whole &= len(rest) <= _LAST_ROWS
     flat: dict[str, list[object]] = {}
     for number, row in enumerate(rows):
         for name, value in _leaves("", row if isinstance(row, dict) else {}):
@@ -544,6 +585,25 @@ def _shallow_json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: b
         name: _json_column([*values, *[None] * (len(rows) - len(values))]) for name, values in flat.items()
     }
     return _sample(path, "jsonl", pa.table(columns), first_is_whole, path.files)
+
+
+def _json_rows(path: RawPath, lines: Sequence[bytes], *, is_first: bool = True) -> list[Any]:
+    """Returns the values of lines. Lines that are not JSON are left out.
+
+    Raises DataError if the first line is not JSON. With `is_first=False`, it is left out, too.
+    """
+    rows: list[Any] = []
+    for line in lines:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if is_first and not rows:
+                raise DataError(
+                    f"{path.files[0]} does not have a JSON object in each line; the first line is "
+                    f"{line[:60]!r}",
+                    "write one JSON object in each line (JSON lines)" + _from_array(path.files[0], line),
+                ) from None
+    return rows
 
 
 def _from_array(path: str, line: bytes) -> str:
@@ -578,9 +638,10 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
         raise DataError(f"{path.pattern} has no files", "pass the path of another table")
     kind = "orc" if form == "orc" else "parquet"
     first, rows = _first_rows(files[0], kind, _FIRST_ROWS)
-    if len(files) == 1:
-        return _sample(path, form, first, first.num_rows == rows, files)
-    last, _ = _first_rows(files[-1], kind, _LAST_ROWS)
+    if len(files) == 1 and first.num_rows == rows:
+        return _sample(path, form, first, True, files)
+    left = rows - first.num_rows
+    last = _last_rows(files[-1], kind, min(_LAST_ROWS, left) if len(files) == 1 else _LAST_ROWS)
     # If the first file and the last file have different schemas, only the rows of the first file are used.
     same = last.schema.equals(first.schema)
     table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
@@ -610,7 +671,32 @@ def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
                     break
             return pa.Table.from_batches(batches, parquet.schema_arrow), parquet.metadata.num_rows
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path} cannot be read as {form}: {error}", "correct or replace the file") from error
+        raise _unreadable(path, form, error) from error
+
+
+def _last_rows(path: str, form: str, most: int) -> pa.Table:
+    """Returns the last rows of a file: at most `most` rows of its last row group or stripe."""
+    files, inner = file_io.filesystem(path)
+    try:
+        with files.open_input_file(inner) as source:
+            if form == "orc":
+                stripes = orc.ORCFile(source)
+                batches = [stripes.read_stripe(stripes.nstripes - 1)] if stripes.nstripes else []
+                table = pa.Table.from_batches(batches, stripes.schema)
+            else:
+                parquet = pq.ParquetFile(source)
+                last = deque[pa.RecordBatch](maxlen=2)
+                groups = parquet.num_row_groups
+                for batch in parquet.iter_batches(65_536, row_groups=[groups - 1] if groups else []):
+                    last.append(batch)
+                table = pa.Table.from_batches(last, parquet.schema_arrow)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(path, form, error) from error
+    return table.slice(max(table.num_rows - most, 0))
+
+
+def _unreadable(path: str, form: str, error: Exception) -> DataError:
+    return DataError(f"{path} cannot be read as {form}: {error}", "correct or replace the file")
 
 
 def _avro(path: RawPath) -> TableSample:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from conf.errors import ConfigError
 from conf.names import SPARK_TABLE, column_name
 from conf.raw_types import RawTable, fits_column
-from conf.types import RESERVED, Config, FeatureGroup, History, JoinedTable
+from conf.types import LIST_COLUMNS, RESERVED, Config, FeatureGroup, History, JoinedTable
 from etl.operators.categorify import Categorify
 from etl.operators.join_external import JoinExternal
 from etl.ops import (
@@ -431,6 +431,15 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
             f"the section `scopes` lists {unknown}, which are not features",
             f"list only features; the features are {list(features)}",
         )
+    for side, names in (("user", scopes.user), ("item", scopes.item)):
+        taken = [name for name in names if name.lower() in LIST_COLUMNS[side]]
+        if taken:
+            raise ConfigError(
+                f"scopes.{side} lists {taken}, but the tables from which lists are made have internal "
+                f"columns with these names: {list(LIST_COLUMNS[side])}",
+                "give these features other names with the operator `rename`, or write a new `name` in "
+                "`columns` of the raw table and the column's name in the raw files as `source`",
+            )
     sources = {name: chain.inputs for chain in chains for name in chain.outputs}
     histories = set(config.history.columns) if config.history else set[str]()
     values = set(config.last_values.new_columns) if config.last_values else set[str]()

@@ -369,6 +369,11 @@ def _split(log: NewLog, config: NewConfig) -> None:
     section["path"] = with_any_date(str(section["path"]))
     if log.time is not None:
         config.run_date = last_day(log.time.sampled)
+        if log.table.sample.lacks_end:
+            config.choose(
+                f"run date: {config.run_date}",
+                "the last day of the rows read; only the start of such a file is read, so check it",
+            )
         config.sections["split"] = {"by": "fraction", "train": 0.8, "validation": 0.1}
         config.choose(
             "split by time: 80% train, 10% validation, 10% test",

@@ -19,6 +19,11 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
 LAG_OF_ITEMS = {"difference_lag": {"by": ["user", "item"], "columns": ["I1"]}}
 
 
+def named(column: str, feature: str) -> list[dict[str, Any]]:
+    """The section `features` with one column, whose feature has another name."""
+    return [{"columns": [column], "kind": "dense", "ops": ["fill", {"rename": {"names": {column: feature}}}]}]
+
+
 @pytest.mark.parametrize(
     "changes, problem",
     [
@@ -30,6 +35,14 @@ LAG_OF_ITEMS = {"difference_lag": {"by": ["user", "item"], "columns": ["I1"]}}
         (
             {"users": USERS, "scopes": {"user": ["I2"]}},
             r"scopes\.user lists \['I2'\], which are computed from columns that are not in users\.columns",
+        ),
+        (
+            {"features": named("I1", "item_index"), "scopes": {"item": ["item_index"]}},
+            r"scopes\.item lists \['item_index'\], but the tables from which lists are made have internal",
+        ),
+        (
+            {"features": named("I1", "Sources"), "scopes": {"user": ["Sources"]}},
+            r"scopes\.user lists \['Sources'\], but the tables from which lists are made have internal",
         ),
         (
             {"negatives": {"per_positive": 1}, "scopes": {"item": ["I1"]}},

@@ -99,6 +99,36 @@ def test_days_of_digits_in_names_of_files_are_days_of_the_log(shop: Path) -> Non
     assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
 
 
+def test_the_index_of_pandas_is_ignored(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`to_csv` writes an index without a name, and check reads all rows by the names of the others."""
+    rows = pd.concat([pd.read_csv(shop / f"events_{day}.csv") for day in DAYS])
+    rows.to_csv("log.csv")
+    assert init.main(["log.csv", "--yes", "--name", "shop"]) == 0
+    config = load_config("shop.yaml")
+    assert (config.log.format, config.log.names) == ("csv", ["time", "user", "item", "event"])
+    capsys.readouterr()
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (summary["rows_in"], summary["rows_out"]) == (len(rows), len(rows))
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+def test_the_run_date_is_the_last_day_of_a_long_file(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Only the start of a compressed file is read, and the choices say so."""
+    monkeypatch.setattr("etl.inference.sample._FIRST_BYTES", 20_000)
+    monkeypatch.setattr("etl.inference.sample._LAST_BYTES", 5_000)
+    pd.concat([pd.read_csv(shop / f"events_{day}.csv") for day in DAYS]).to_csv(f"log.{ending}", index=False)
+    config = new_config(Wishes(f"log.{ending}"), Questions(ask=False))
+    reasons = [reason for choice, reason in config.reasons if choice == f"run date: {config.run_date}"]
+    if ending == "csv":
+        assert (config.run_date, reasons) == (DAYS[-1], [])
+    else:
+        assert config.run_date < DAYS[-1]
+        assert "only the start of such a file is read" in reasons[0]
+
+
 def test_the_file_says_what_was_left_out_and_is_not_replaced(
     shop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

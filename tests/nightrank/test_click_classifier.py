@@ -110,6 +110,24 @@ def test_all_kinds_of_frames_and_labels_give_the_same_model(fitted: nightrank.Cl
     assert set(model.predict(later)) == {"no", "yes"}
 
 
+def test_columns_with_integer_names_are_features() -> None:
+    """pandas names the columns of an array 0, 1, …, as in a table of embeddings beside other columns."""
+    noise = np.random.default_rng(0).normal(size=len(ROWS))
+    array = np.stack([CLICKS + noise / 10, noise], axis=1)
+    texts = pd.DataFrame({"noise": noise, "0": array[:, 0], "1": array[:, 1]})
+    mixed = pd.concat([pd.DataFrame({"noise": noise}), pd.DataFrame(array)], axis=1)
+    model = nightrank.ClickClassifier(**SMALL).fit(mixed, CLICKS)
+    assert [feature.name for feature in model.workflow_.spec.features] == ["noise", "0", "1"]
+    assert model.feature_names_in_.tolist() == ["noise", "0", "1"]
+    assert model.score(mixed, CLICKS) > 0.9
+    same = nightrank.ClickClassifier(**SMALL).fit(texts, CLICKS)
+    np.testing.assert_array_equal(model.predict_proba(texts), same.predict_proba(texts))
+    only = nightrank.ClickClassifier(**SMALL).fit(pd.DataFrame(array), CLICKS)
+    assert only.score(pd.DataFrame(array), CLICKS) > 0.9
+    with pytest.raises(nightrank.ConfigError, match=r"several columns named \['0', '1'\]"):
+        nightrank.ClickClassifier(**SMALL).fit(pd.concat([texts, pd.DataFrame(array)], axis=1), CLICKS)
+
+
 def test_validation_rows_choose_the_epoch() -> None:
     model = nightrank.ClickClassifier(**SMALL).fit(ROWS, CLICKS, validation=(OTHERS, OTHER_CLICKS))
     assert [entry["epoch"] for entry in model.model_.metrics] == [1, 2]

@@ -26,7 +26,7 @@ from sklearn.base import clone
 import nightrank
 from nightrank import frames
 from nightrank.estimator import Training
-from nightrank.interactions import read_interactions
+from nightrank.interactions import read_attributes, read_interactions
 from nightrank.recommender_lake import make_config
 from storage.paths import LakePaths
 from storage.publish import read_manifest
@@ -209,6 +209,27 @@ def test_all_kinds_of_models_use_attributes(model: str, label: str | None) -> No
         assert set(kept["item_id"]) == {*items["item_id"]} - clicked
 
 
+def test_attributes_may_have_integer_names() -> None:
+    """pandas names the columns of an array 0, 1, …, as in a table of embeddings of the items."""
+    ids = pd.DataFrame({"item_id": ["a", "b", "c"]})
+    items = pd.concat([ids, pd.DataFrame(np.arange(6.0).reshape(3, 2))], axis=1)
+    table = read_attributes("items", items, "item_id", pa.string())
+    assert table.column_names == ["item", "item__0", "item__1"]
+    assert table.column("item__1").to_pylist() == [1.0, 3.0, 5.0]
+
+
+def test_attributes_may_have_the_names_of_internal_columns() -> None:
+    """`reset_index` adds a column `index`, and the tables of the jobs have columns such as item_index."""
+    names = ["index", "key", "id", "position", "score", "label", "split"]
+    users = pd.DataFrame({"user_id": [f"u{value:02d}" for value in range(USERS)]})
+    users = users.assign(**{name: range(USERS) for name in ("key", "candidates", "sources", "excluded")})
+    items = pd.DataFrame({"item_id": [f"i{value:02d}" for value in range(ITEMS)]})
+    items = items.assign(**{name: range(ITEMS) for name in names})
+    recommender = nightrank.Recommender("neumf", **{**SMALL, "epochs": 1}).fit(LOG, users, items)
+    lists = untyped(recommender.recommend(["u01"], k=ITEMS, exclude_seen=False))
+    assert sorted(lists["item_id"]) == sorted(items["item_id"])
+
+
 @pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
 def test_frames_and_ids_have_the_kind_of_the_interactions(kind: str) -> None:
     frame = LOG.assign(
@@ -232,6 +253,23 @@ def test_frames_and_ids_have_the_kind_of_the_interactions(kind: str) -> None:
     assert [str(field.type) for field in table.schema][:3] == ["int32", "int32", "uint8"]
     assert table.column("user").to_pylist() == [3, 3, 999, 999]
     with pytest.raises(nightrank.DataError, match="the ids have the type string, but int32"):
+        recommender.recommend(["3"])
+
+
+def test_ids_in_categories_count_as_the_values_of_the_categories() -> None:
+    """pandas and Polars store categories as codes; the caller passes, and gets, the values."""
+    frame = LOG.assign(
+        user_id=LOG["user_id"].str[1:].astype(int).astype("category"),
+        item_id=LOG["item_id"].astype("category"),
+    )
+    recommender = nightrank.Recommender("neumf", **{**SMALL, "epochs": 1}).fit(frame)
+    lists = untyped(recommender.recommend([3, 999], k=2))
+    assert lists["user_id"].tolist() == [3, 3, 999, 999]
+    later = frame.tail(5).assign(time=frame["time"].max() + 1)
+    measured: Any = recommender.evaluate(later, replicates=10, exclude_seen=False)
+    assert measured["users"] == later["user_id"].nunique()
+    assert measured["unknown_users"] == 0
+    with pytest.raises(nightrank.DataError, match="the ids have the type string, but int64"):
         recommender.recommend(["3"])
 
 

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import orc
 
 from conf.errors import ConfigError, DataError
 from conf.names import with_date
@@ -47,6 +49,46 @@ def test_names_with_digits_over_numbers_are_a_header(tmp_path: Path) -> None:
     path = tmp_path / "users.csv"
     path.write_text("user_id,feat0,feat1\n" + "".join(f"{row},{row % 2},{row % 3}\n" for row in range(30)))
     assert _sample(path).rows.column_names == ["user_id", "feat0", "feat1"]
+
+
+@pytest.mark.parametrize(
+    "lines, names",
+    [
+        ([",user,item", *(f"{row},u{row % 7},i{row % 5}" for row in range(60))], ["user", "item"]),
+        (['"","user","item"', *(f'"{row}","u{row % 7}","{row % 5}"' for row in range(60))], ["user", "item"]),
+        (["user,stars,", *(f"u{row % 7},{row % 5}," for row in range(60))], ["user", "stars"]),
+    ],
+)
+def test_columns_without_a_name_are_left_out(tmp_path: Path, lines: list[str], names: list[str]) -> None:
+    """Such as the index that pandas and R write, or the end of lines that end with a separator."""
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(lines) + "\n")
+    sample = _sample(path)
+    assert sample.has_names
+    assert sample.rows.column_names == names
+    assert sample.rows.num_rows == 60
+
+
+@pytest.mark.parametrize(
+    "line", [",u1,view", "u1,,view", "u1,view,"], ids=["first", "between", "last of several values"]
+)
+def test_a_first_row_with_an_empty_field_is_no_header(tmp_path: Path, line: str) -> None:
+    place = line.split(",").index("")
+    rows = [[f"u{row % 7}", ("view", "buy")[row % 2]] for row in range(60)]
+    for number, row in enumerate(rows):
+        row.insert(place, str(number) if number % 3 else "")
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join([line, *map(",".join, rows)]) + "\n")
+    sample = _sample(path)
+    assert not sample.has_names
+    assert sample.rows.num_rows == 61
+
+
+def test_names_that_occur_twice_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("user,item,item\n" + "".join(f"u{row},i{row},{row}\n" for row in range(30)))
+    with pytest.raises(DataError, match=r"log\.csv has more than one column named 'item'"):
+        _sample(path)
 
 
 def test_quoted_fields_keep_their_separators(tmp_path: Path) -> None:
@@ -96,6 +138,54 @@ def test_a_comma_between_digits_does_not_divide_lines_with_semicolons(tmp_path: 
     sample = _sample(path)
     assert (sample.separator, sample.rows.num_columns, sample.rows.num_rows) == (";", 3, 60)
     assert sample.has_names == bool(header)
+
+
+LONG = pd.DataFrame({"user": [f"u{row % 7}" for row in range(400)], "time": range(1_000, 1_400)})
+
+
+def _write(form: str, path: Path) -> None:
+    """Writes LONG. The lines of text files have 8 or about 30 bytes."""
+    if form in ("csv", "tsv"):
+        LONG.to_csv(path, index=False, sep="," if form == "csv" else "\t", header=form == "csv")
+    elif form == "jsonl":
+        LONG.to_json(path, orient="records", lines=True)
+    elif form == "parquet":
+        LONG.to_parquet(path, row_group_size=60)
+    else:
+        orc.write_table(pa.Table.from_pandas(LONG), path, stripe_size=1, batch_size=60)
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet", "orc"])
+@pytest.mark.parametrize("first, last", [(100, 20), (100, 390), (1_000, 20)])
+def test_the_end_of_a_long_file_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, first: int, last: int
+) -> None:
+    """The last rows have the last day of a log that is sorted by time. No row is read twice."""
+    line = 27 if form == "jsonl" else 8
+    monkeypatch.setattr("etl.inference.sample._FIRST_BYTES", first * line)
+    monkeypatch.setattr("etl.inference.sample._LAST_BYTES", last * line)
+    monkeypatch.setattr("etl.inference.sample._FIRST_ROWS", first)
+    monkeypatch.setattr("etl.inference.sample._LAST_ROWS", last)
+    path = tmp_path / f"log.{form}"
+    _write(form, path)
+    sample = _sample(path)
+    times = [int(time) for time in sample.rows.columns[1].to_pylist()]
+    assert times == sorted(set(times))
+    assert (times[0], times[-1]) == (1_000, 1_399)
+    assert sample.is_whole == (first == 1_000)
+    if first == 100 and last == 20:
+        assert len(times) < 300
+
+
+def test_the_end_of_the_last_of_several_files_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etl.inference.sample._LAST_BYTES", 80)
+    for name in ("a", "b"):
+        _write("csv", tmp_path / f"{name}.csv")
+    times = _sample(tmp_path).rows.column("time").to_pylist()
+    assert times[:400] == [str(time) for time in LONG["time"]]
+    assert times[400:] == [str(time) for time in range(1_390, 1_400)]
 
 
 def test_days_in_names_become_a_part_of_the_path(tmp_path: Path) -> None:
