@@ -30,6 +30,8 @@ from jobs.new_config.tables import NamedColumn, NewTable, key_by_table, open_new
 # If there are more than `_FEW_USERS` users, and one of them has more than this share of the rows, its id
 # probably stands for unknown users.
 _FEW_USERS, _MOST_OF_A_USER = 20, 0.25
+# An answer to the question which column has the events.
+_EVERY_ROW = "no column: every row is a click"
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,8 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     label = roles.label
     if wishes.label is not None:
         label = _wished_label(table.column(wishes.label).sampled, questions)
+    elif not label.is_certain:
+        label = _confirmed(label, questions)
     elif label.column is None and sample.has_names:
         taken = [None if one is None else one.sampled for one in (user, item, time, time_of_day)]
         label = _asked_events(possible_events([one.sampled for one in table.columns], taken), questions)
@@ -203,7 +207,7 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     )
     _choose_roles(sample, keys, label, config)
     label_column = None if label.column is None else table.column(label.column.source)
-    group = None if roles.group is None else table.column(roles.group.source)
+    group = None if roles.group is None or not label.has_shown else table.column(roles.group.source)
     names = {"user": user, "item": item, "time": time, "time_of_day": time_of_day, "label": label_column}
     if sample.has_displays:
         names |= {"display": group, "items_before": table.first_list}
@@ -356,16 +360,25 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
     return label_of_events
 
 
+def _confirmed(label: LabelGuess, questions: Questions) -> LabelGuess:
+    """Returns the label in a column that may have attributes instead of events, or that of every row."""
+    events, source = _clicks_of(label), "" if label.column is None else label.column.source
+    left_out = f", and rows with {list(label.left_out)} are left out" if label.left_out else ""
+    chosen = questions.choose(
+        f"Does {source} say what the user did? If so, clicks are {events}{left_out}.", ["yes", _EVERY_ROW]
+    )
+    return LabelGuess(None) if chosen == _EVERY_ROW else label
+
+
 def _asked_events(columns: Sequence[SampledColumn], questions: Questions) -> LabelGuess:
     """Returns the label of a log without a known column of events or labels."""
-    every_row = "no column: every row is a click"
     if not columns:
         return LabelGuess(None)
     chosen = questions.choose(
         "Which column says what the user did (viewed, bought)?",
-        [every_row, *(column.source for column in columns)],
+        [_EVERY_ROW, *(column.source for column in columns)],
     )
-    if chosen == every_row:
+    if chosen == _EVERY_ROW:
         return LabelGuess(None)
     return _wished_label(next(column for column in columns if column.source == chosen), questions)
 

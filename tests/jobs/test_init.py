@@ -656,6 +656,25 @@ def test_a_column_of_unknown_events_is_asked_for(shop: Path) -> None:
     assert label["weights"] == {"ansicht": 1.0, "kauf": 1.0, "korb": 1.0}
 
 
+def test_a_doubtful_column_of_events_is_asked_for(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").rename(columns={"event": "content_type"})
+        rows["content_type"] = rows["content_type"].map(
+            {"view": "a", "cart": "live stream", "purchase": "play"}
+        )
+        rows.to_csv(f"events_{day}.csv", index=False)
+    silent = Questions(ask=False)
+    label = new_config(Wishes("events_*.csv"), silent).sections["log"]["label"]
+    assert label["positive"] == ["live stream", "play"]
+    assert silent.open[0] == (
+        "Does content_type say what the user did? If so, clicks are the events ['live stream', 'play'] of "
+        "content_type, and rows with ['a'] are left out. yes was taken; other possible answers: no column: "
+        "every row is a click"
+    )
+    asked = Questions(ask=True, _input=io.StringIO("2\n"), _output=io.StringIO())
+    assert "label" not in new_config(Wishes("events_*.csv"), asked).sections["log"]
+
+
 def test_a_text_as_label_has_events(shop: Path) -> None:
     _german(shop)
     silent = Questions(ask=False)

@@ -253,6 +253,39 @@ def test_labels(
 
 
 @pytest.mark.parametrize(
+    "name, texts, others, column",
+    [
+        ("content_type", ["article", "gallery", "live stream"], {"clicked": [0, 1]}, "clicked"),
+        ("content_type", ["article", "gallery", "live stream"], {}, None),
+        ("content_type", ["article", "live stream"], {"clicked": [0, 1]}, "clicked"),
+        ("source_type", ["album", "listen-with", "radio"], {"target": [0, 1]}, "target"),
+        ("content_type", ["article", "live stream"], {"rating": [1, 5]}, "rating"),
+        ("device_type", ["phone", "watch"], {}, None),
+        ("content_type", ["article", "live stream"], {}, "content_type"),
+        ("row_type", ["view", "cart"], {}, "row_type"),
+        ("type", ["view", "cart"], {"clicked": [0, 1]}, "type"),
+        ("event_type", ["view", "search", "scroll"], {"clicked": [0, 1]}, "event_type"),
+    ],
+)
+def test_a_word_for_an_event_is_no_proof_of_events(
+    tmp_path: Path, name: str, texts: list[str], others: dict[str, list[int]], column: str | None
+) -> None:
+    """A column of 0 and 1 or of ratings is preferred to a column whose name does not only mean events."""
+    frame = pd.DataFrame({"user": USERS, "item": ITEMS, name: RNG.choice(texts, N)})
+    label = _roles(
+        tmp_path, frame.assign(**{other: RNG.choice(two, N) for other, two in others.items()})
+    ).label
+    assert (label.column and label.column.source) == column
+    assert label.is_certain == (column not in ("content_type", "row_type"))
+
+
+def test_a_text_that_depends_on_the_item_is_no_event(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"user": USERS, "item": ITEMS})
+    frame["content_type"] = np.where(frame["item"].astype(int) % 2 == 0, "article", "live stream")
+    assert _roles(tmp_path, frame).label.column is None
+
+
+@pytest.mark.parametrize(
     "events, weights",
     [
         (["play.start", "play.complete", "episode_download"], [0.1, 0.5, 0.5]),
