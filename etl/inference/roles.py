@@ -126,6 +126,8 @@ _ACTION = re.compile(r"[^\W\d_]{2,}([ _.:-][^\W\d_]+){0,2}")
 _LABEL_NAME = re.compile(
     r"click|label|target|conver|purchas|bought|engag|(^|_)(y|ctr|response|outcome)($|_)", re.IGNORECASE
 )
+# Such a column says whether a purchase was verified, not whether the row is a purchase.
+_NO_LABEL_NAME = re.compile(r"verified", re.IGNORECASE)
 _WEAK_LABEL_NAME = re.compile(r"like|favou?rite|is_read|(^|_)read($|_)|watched|finish", re.IGNORECASE)
 _RATING_NAME = re.compile(r"rating|(^|_)(score|stars?|grade|rate)($|_)|overall", re.IGNORECASE)
 _SHARE_NAME = re.compile(r"(^|_)ratio|completion|progress|percent", re.IGNORECASE)
@@ -339,35 +341,41 @@ def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess
     certain = [guess for guess in events if guess.is_certain]
     if certain:
         return certain[0]
-    numbers = _label_of_numbers(columns, (_LABEL_NAME, _RATING_NAME)) if has_names else None
-    if numbers is not None:
-        return numbers
+    flags_and_ratings = labels_of_numbers(columns) if has_names else []
+    if flags_and_ratings:
+        return flags_and_ratings[0]
     ids = possible_keys(columns, max((len(column.values) for column in columns), default=0))
     for guess in events:
         if guess.column is not None and not _is_attribute(guess.column, ids):
             return guess
-    numbers = _label_of_numbers(columns, (_WEAK_LABEL_NAME, _SHARE_NAME)) if has_names else None
-    if numbers is not None:
-        return numbers
+    for pattern in (_WEAK_LABEL_NAME, _SHARE_NAME) if has_names else ():
+        guess_of_numbers = _label_of_numbers(columns, pattern)
+        if guess_of_numbers is not None:
+            return guess_of_numbers
     if not has_names and columns and _is_binary(columns[0]):
         return LabelGuess(columns[0], has_shown=True, why="the first column has only 0 and 1")
     return LabelGuess(None)
 
 
-def _label_of_numbers(
-    columns: Sequence[SampledColumn], patterns: Sequence[re.Pattern[str]]
-) -> LabelGuess | None:
-    """Returns the first column of numbers or flags whose name and values fit. Earlier patterns come first."""
-    for pattern in patterns:
-        for column in columns:
-            if (
-                pattern.search(column.source)
-                and column.type in ("int", "float", "bool")
-                and not column.is_time
-            ):
-                guess = _numbers_in(column, is_rating=pattern in (_RATING_NAME, _SHARE_NAME))
-                if guess is not None:
-                    return guess
+def labels_of_numbers(columns: Sequence[SampledColumn]) -> list[LabelGuess]:
+    """Returns the labels in the first flag, such as `clicked`, and in the first rating, in this order."""
+    guesses = [_label_of_numbers(columns, pattern) for pattern in (_LABEL_NAME, _RATING_NAME)]
+    by_source = {guess.column.source: guess for guess in reversed(guesses) if guess and guess.column}
+    return list(reversed(by_source.values()))
+
+
+def _label_of_numbers(columns: Sequence[SampledColumn], pattern: re.Pattern[str]) -> LabelGuess | None:
+    """Returns the label in the first column of numbers or flags whose name and values fit."""
+    for column in columns:
+        if (
+            pattern.search(column.source)
+            and not _NO_LABEL_NAME.search(column.source)
+            and column.type in ("int", "float", "bool")
+            and not column.is_time
+        ):
+            guess = _numbers_in(column, is_rating=pattern in (_RATING_NAME, _SHARE_NAME))
+            if guess is not None:
+                return guess
     return None
 
 

@@ -15,6 +15,7 @@ from etl.inference.roles import (
     has_midnights,
     is_id_name,
     label_of,
+    labels_of_numbers,
     possible_events,
     possible_keys,
     roles_of,
@@ -193,6 +194,8 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     label = roles.label
     if wishes.label is not None:
         label = _wished_label(table.column(wishes.label).sampled, questions)
+    elif label.column is not None and label.column.type != "string" and sample.has_names:
+        label = _flag_or_rating(label, [one.sampled for one in table.columns], questions)
     elif not label.is_certain:
         label = _confirmed(label, questions)
     elif label.column is None and sample.has_names:
@@ -358,6 +361,14 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
             "with equal weights; correct log.label"
         )
     return label_of_events
+
+
+def _flag_or_rating(label: LabelGuess, columns: Sequence[SampledColumn], questions: Questions) -> LabelGuess:
+    """Returns the label. Asks if the log has both a flag, such as `purchased`, and a rating."""
+    labels = {one.column.source: one for one in labels_of_numbers(columns) if one.column is not None}
+    if len(labels) < 2 or label.column is None or label.column.source not in labels:
+        return label
+    return labels[questions.choose("Which column says which rows are clicks?", [*labels])]
 
 
 def _confirmed(label: LabelGuess, questions: Questions) -> LabelGuess:

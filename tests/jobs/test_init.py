@@ -656,6 +656,21 @@ def test_a_column_of_unknown_events_is_asked_for(shop: Path) -> None:
     assert label["weights"] == {"ansicht": 1.0, "kauf": 1.0, "korb": 1.0}
 
 
+def test_a_log_with_a_flag_and_a_rating_is_asked_about(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows["rating"], rows["purchased"] = np.arange(len(rows)) % 5 + 1, (rows["event"] == "purchase") * 1
+        rows.drop(columns="event").to_csv(f"events_{day}.csv", index=False)
+    silent = Questions(ask=False)
+    assert new_config(Wishes("events_*.csv"), silent).sections["log"]["label"] == {"column": "purchased"}
+    assert silent.open[0] == (
+        "Which column says which rows are clicks? purchased was taken; other possible answers: rating"
+    )
+    asked = Questions(ask=True, _input=io.StringIO("rating\n"), _output=io.StringIO())
+    label = new_config(Wishes("events_*.csv"), asked).sections["log"]["label"]
+    assert label == {"column": "rating", "positive_at_least": 4.0}
+
+
 def test_a_doubtful_column_of_events_is_asked_for(shop: Path) -> None:
     for day in DAYS:
         rows = pd.read_csv(f"events_{day}.csv").rename(columns={"event": "content_type"})

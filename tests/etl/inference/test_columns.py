@@ -279,6 +279,16 @@ def test_a_word_for_an_event_is_no_proof_of_events(
     assert label.is_certain == (column not in ("content_type", "row_type"))
 
 
+def test_a_verified_purchase_is_no_label(tmp_path: Path) -> None:
+    """As in the reviews of Amazon, whose rating is the label."""
+    frame = pd.DataFrame({"rating": RNG.choice([1.0, 3.0, 5.0], N), "user_id": USERS, "asin": ITEMS})
+    frame["verified_purchase"] = RNG.choice([True, False], N)
+    label = _roles(tmp_path, frame).label
+    assert label.column is not None
+    assert (label.column.source, label.positive_at_least) == ("rating", 4.0)
+    assert _roles(tmp_path, frame.drop(columns="rating")).label.column is None
+
+
 def test_a_text_that_depends_on_the_item_is_no_event(tmp_path: Path) -> None:
     frame = pd.DataFrame({"user": USERS, "item": ITEMS})
     frame["content_type"] = np.where(frame["item"].astype(int) % 2 == 0, "article", "live stream")
