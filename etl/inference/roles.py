@@ -37,7 +37,8 @@ _USER_WORDS: Mapping[str, int] = {
     ),
 }
 _ITEM_WORDS: Mapping[str, int] = {
-    **dict.fromkeys(("item", "product", "article", "movie", "film", "video", "book", "song", "asin"), 10),
+    **dict.fromkeys(("item", "product", "article", "movie", "film", "video", "book", "song"), 10),
+    **dict.fromkeys(("asin", "isbn"), 10),
     **dict.fromkeys(("track", "sku", "listing", "business", "game", "recipe", "anime"), 9),
     **dict.fromkeys(("news", "photo", "course", "show_id", "poi", "venue", "hotel", "restaurant"), 8),
     **dict.fromkeys(("content", "post", "app_id", "artist", "offer", "ad_id", "place"), 7),
@@ -105,6 +106,7 @@ _NO_EVENT = {
     ),
 }
 _SHOWN = ("impression", "show", "shown", "display", "exposure", "imp", "impress")
+_EVENT_WORDS = {*_EVENT_WEIGHTS, *_NO_EVENT, *_SHOWN}
 _EVENT_NAME = re.compile(r"event|action|behavi|interaction|activity|(^|_)type($|_)", re.IGNORECASE)
 # The first pattern matches names that only columns of events have, in several languages. The second pattern
 # matches names of columns with attributes.
@@ -485,8 +487,9 @@ def _event_weight(event: str) -> float | None:
 
 
 def _words_of(event: str) -> list[str]:
-    """Returns the words of the name of an event, in lower case."""
-    return plain_name(event).split("_")
+    """Returns the words of the name of an event in lower case. Plurals such as `clicks` become singular."""
+    words = plain_name(event).split("_")
+    return [word[:-1] if word[-1:] == "s" and word[:-1] in _EVENT_WORDS else word for word in words]
 
 
 def _numbers_in(column: SampledColumn, *, is_rating: bool) -> LabelGuess | None:

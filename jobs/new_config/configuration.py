@@ -102,6 +102,9 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
     config.has_lists = len(log.keys) == 2
     if log.is_of_choices and not config.has_lists:
         raise no_keys(log)
+    if len(log.keys) == 1:
+        error = no_keys(log)
+        questions.open.append(f"{error.problem}. Without it, there are no lists: {error.remedy}")
     ask_for_unknown_user(log, questions)
     joined = _joined_tables(wishes, log, config)
     for section, table in config.tables.items():

@@ -152,8 +152,7 @@ def no_keys(log: NewLog) -> ConfigError:
     column = log.keys[0].sampled.source
     return ConfigError(
         f"no column of {path} looks like the {missing} of a row: {sources}; {column} is the {known}",
-        f"name it: --{missing} COLUMN"
-        + (", or pass the table of items with --items" if missing == "item" else ""),
+        f"name it: --{missing} COLUMN, or pass the table of {missing}s with --{missing}s",
     )
 
 
@@ -186,7 +185,8 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
             return None
         return table.column(questions.choose(question, [one.source for one in fitting]))
 
-    users, user_why = _possible(table, roles, "user", wishes.users, None)
+    named_item = None if wishes.item is None else table.column(wishes.item)
+    users, user_why = _possible(table, roles, "user", wishes.users, named_item)
     user = chosen(wishes.user, users, "Which column has the user?")
     items, item_why = _possible(table, roles, "item", wishes.items, user)
     item = chosen(wishes.item, items, "Which column has the item?")
@@ -274,7 +274,7 @@ def _roles_of(table: NewTable) -> Roles:
 
 
 def _possible(
-    table: NewTable, roles: Roles, role: str, location: str | None, user: NamedColumn | None
+    table: NewTable, roles: Roles, role: str, location: str | None, other: NamedColumn | None
 ) -> tuple[Sequence[SampledColumn], str]:
     """Returns the columns of the log that may be the user or the item, and the reason as a clause.
 
@@ -288,9 +288,9 @@ def _possible(
         roles: what its columns mean by their names or their order.
         role: user or item.
         location: the path of the table of users or items; None without such a table.
-        user: the column of the user, if it is known.
+        other: the column of the other role, if it is known.
     """
-    taken = [] if user is None else [user.sampled.source]
+    taken = [] if other is None else [other.sampled.source]
     named = [one for one in (roles.user if role == "user" else roles.item) if one.source not in taken]
     has_names = table.sample.has_names
     by_name = "by its name" if has_names else "by the order and the values of the columns"
@@ -299,7 +299,9 @@ def _possible(
     if is_decided or table.sample.has_displays:
         return named, by_name
     known = [*roles.time[:1], *([roles.label.column] if roles.label.column else [])]
-    taken += [one.source for one in known] + [one.source for one in roles.user[:1] if role == "item"]
+    if role == "item" or other is None:
+        known += (roles.user if role == "item" else roles.item)[:1]
+    taken += [one.source for one in known]
     possible = possible_keys(
         [one.sampled for one in table.columns if one.sampled.source not in taken], table.sample.rows.num_rows
     )

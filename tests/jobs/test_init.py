@@ -359,6 +359,33 @@ def test_a_missing_item_is_named_with_the_user_that_was_found(shop: Path) -> Non
     assert caught.value.remedy == "name it: --item COLUMN, or pass the table of items with --items"
 
 
+@pytest.mark.parametrize("item", [None, "product_id"])
+def test_an_item_is_never_the_user(shop: Path, item: str | None) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").rename(columns={"user": "who", "item": "product_id"})
+        rows.to_csv(f"events_{day}.csv", index=False)
+    with pytest.raises(ConfigError, match=r"the user of a row.*; product_id is the item") as caught:
+        new_config(Wishes("events_*.csv", item=item), Questions(ask=False))
+    assert caught.value.remedy == "name it: --user COLUMN, or pass the table of users with --users"
+    for wishes in ({"user": "who"}, {"users": "users.csv"}):
+        config = new_config(Wishes("events_*.csv", item=item, **wishes), Questions(ask=False))
+        assert config.sections["keys"] == {"user": "who", "item": "product_id"}
+
+
+def test_a_log_with_a_click_and_only_one_key_is_asked_about(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").rename(columns={"user": "who", "item": "product_id"})
+        rows.assign(event=(rows["event"] != "view") * 1).rename(columns={"event": "clicked"}).to_csv(
+            f"events_{day}.csv", index=False
+        )
+    silent = Questions(ask=False)
+    assert not new_config(Wishes("events_*.csv"), silent).has_lists
+    assert silent.open[0].endswith(
+        "product_id is the item. Without it, there are no lists: name it: --user COLUMN, or pass the table of "
+        "users with --users"
+    )
+
+
 def test_an_array_of_json_is_named_with_a_command(shop: Path) -> None:
     (shop / "items.json").write_text('[\n {"sku": "sku-001"},\n {"sku": "sku-002"}\n]')
     with pytest.raises(DataError) as caught:

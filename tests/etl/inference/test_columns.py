@@ -242,6 +242,7 @@ def test_roles_by_order(tmp_path: Path) -> None:
         ("clicked", [0, 1, 0, 1], None, True),
         ("watch_ratio", [0.1, 0.5, 1.5, 2.0], 0.8, False),
         ("event", ["impression", "click", "impression", "impression"], None, True),
+        ("type", ["impressions", "clicks", "impressions", "impressions"], None, True),
     ],
 )
 def test_labels(
@@ -301,6 +302,7 @@ def test_a_text_that_depends_on_the_item_is_no_event(tmp_path: Path) -> None:
         (["play.start", "play.complete", "episode_download"], [0.1, 0.5, 0.5]),
         (["Product Viewed", "Product Added", "Order Completed", "Cart Removed"], [0.1, None, 1.0, None]),
         (["userClicked", "userPurchase", "purchaseCancelled"], [0.1, 1.0, None]),
+        (["clicks", "carts", "orders", "order returns"], [0.1, 0.5, 1.0, None]),
     ],
 )
 def test_words_in_names_of_events_decide(
@@ -316,6 +318,7 @@ def test_words_in_names_of_events_decide(
 def test_names_of_columns_in_other_languages_are_known(tmp_path: Path) -> None:
     for user, item in [
         ("Kundennr", "Artikelnummer"),
+        ("User-ID", "ISBN"),
         ("id_usuario", "código_artículo"),
         ("клиент_id", "товар_id"),
     ]:
