@@ -28,6 +28,7 @@ from jobs.new_config.log_columns import (
     NewLog,
     Wishes,
     ask_for_unknown_user,
+    ask_for_unread_time,
     log_of,
     no_keys,
 )
@@ -106,6 +107,7 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
         error = no_keys(log)
         questions.open.append(f"{error.problem}. Without it, there are no lists: {error.remedy}")
     ask_for_unknown_user(log, questions)
+    ask_for_unread_time(log, questions)
     joined = _joined_tables(wishes, log, config)
     for section, table in config.tables.items():
         if table.sample.encoding != UTF8:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,7 @@ from etl.inference.roles import (
     is_id_name,
     label_of,
     labels_of_numbers,
+    plain_name,
     possible_events,
     possible_keys,
     roles_of,
@@ -31,6 +33,11 @@ from jobs.new_config.tables import NamedColumn, NewTable, key_by_table, open_new
 # If there are more than `_FEW_USERS` users, and one of them has more than this share of the rows, its id
 # probably stands for unknown users.
 _FEW_USERS, _MOST_OF_A_USER = 20, 0.25
+# Names of columns with the time of a row, and names of columns with other times.
+_TIME_NAME = re.compile(
+    r"(^|_)(timestamp|datetime|date|created|ts)($|_)|^(event_)?time$|_at$|^(when|datum|zeit|fecha|heure)$"
+)
+_OTHER_TIME_NAME = re.compile(r"birth|signup|sign_up|regist|release|publish|expir|updated|deliver")
 # An answer to the question which column has the events.
 _EVERY_ROW = "no column: every row is a click"
 
@@ -165,6 +172,28 @@ def ask_for_unknown_user(log: NewLog, questions: Questions) -> None:
             f"{user.source}; if it stands for unknown users, add it to log.null_values and set "
             "keys.rows_without_user: leave_out, or choose another column with --user"
         )
+
+
+def ask_for_unread_time(log: NewLog, questions: Questions) -> None:
+    """Records a question if the log seems to have no time, but a column is named like one."""
+    others = [one.sampled for one in log.table.columns if one not in (*log.keys, log.label_column)]
+    unread = [
+        one
+        for one in others
+        if _TIME_NAME.search(plain_name(one.source))
+        and not _OTHER_TIME_NAME.search(plain_name(one.source))
+        and not (one.is_time or one.is_time_of_day or one.is_list)
+        and one.distinct > 1
+    ]
+    if log.time is not None or not unread:
+        return
+    column = unread[0]
+    what = "numbers with decimals" if column.type in ("float", "decimal") else "values"
+    questions.open.append(
+        f"Does {column.source} have the time of each row? It has {what} such as {column.examples[0]!r}, "
+        "which no type of a time reads, so the order of the rows is taken for their time. Write whole "
+        "seconds or milliseconds since 1970, or texts such as 2026-01-31 10:00:00.5"
+    )
 
 
 def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:

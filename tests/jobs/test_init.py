@@ -451,6 +451,25 @@ def test_times_of_day_without_dates_are_named(shop: Path) -> None:
         new_config(Wishes("events_*.csv", time="time"), Questions(ask=False))
 
 
+@pytest.mark.parametrize(
+    "name, values, is_asked",
+    [
+        ("timestamp", "1767225600.123 1767225700.5", True),
+        ("createdAt", "Monday Tuesday", True),
+        ("watching_times", "0.25 1.5", False),
+        ("birth_date", "May June", False),
+    ],
+)
+def test_a_time_that_no_type_reads_is_questioned(shop: Path, name: str, values: str, is_asked: bool) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").drop(columns="time")
+        rows.assign(**{name: values.split() * (len(rows) // 2)}).to_csv(f"events_{day}.csv", index=False)
+    questions = Questions(ask=False)
+    assert "event_time" not in new_config(Wishes("events_*.csv"), questions).sections["log"]
+    asked = [text for text in questions.open if text.startswith(f"Does {name} have the time of each row?")]
+    assert len(asked) == is_asked
+
+
 @pytest.mark.parametrize("has_shown", [True, False], ids=["shown items", "only choices"])
 def test_prices_that_vary_become_last_values_of_items(shop: Path, has_shown: bool) -> None:
     """Numbers that do not depend on the item stay what they were."""

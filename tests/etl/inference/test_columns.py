@@ -60,6 +60,37 @@ def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind
     assert np.unique(micros_of(column)).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("place", [0, 3, 200])
+@pytest.mark.parametrize(
+    "values, kind, notation",
+    [
+        (TIMES.strftime("%Y-%m-%d %H:%M:%S"), "timestamp", "iso"),
+        (pd.date_range("2026-01-01", periods=25).strftime("%Y-%m-%d").repeat(16), "date", "iso"),
+        (pd.date_range("2026-01-01", periods=25).strftime("%m/%d/%Y").repeat(16), "date", "%m/%d/%Y"),
+    ],
+    ids=["times", "few dates", "month first"],
+)
+def test_one_wrong_time_is_allowed_anywhere(
+    tmp_path: Path, values: pd.Index, kind: str, notation: str, place: int
+) -> None:
+    texts = [*values[:place], "0000-00-00 00:00:00", *values[place + 1 : N]]
+    column = _columns(tmp_path, pd.DataFrame({"user": USERS, "when": texts}))["when"]
+    assert (column.type, column.format) == (kind, notation)
+
+
+def test_the_notation_of_most_times_is_taken(tmp_path: Path) -> None:
+    """A single day after the 12th, in the first row, says that the month comes first."""
+    days = pd.DatetimeIndex([pd.Timestamp("2026-01-13")] + [pd.Timestamp("2026-01-12")] * 399)
+    texts = (days + pd.to_timedelta(np.arange(N), unit="min")).strftime("%m/%d/%Y %H:%M:%S")
+    column = _columns(tmp_path, pd.DataFrame({"user": USERS, "when": texts}))["when"]
+    assert column.format == "%m/%d/%Y %H:%M:%S"
+
+
+def test_a_frequent_time_does_not_make_a_column_of_times(tmp_path: Path) -> None:
+    texts = ["2026-01-01"] * (N - 3) + ["never", "soon", "later"]
+    assert _columns(tmp_path, pd.DataFrame({"user": USERS, "when": texts}))["when"].type == "string"
+
+
 @pytest.mark.parametrize(
     "name, values, kind, notation",
     [
