@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.errors import ConfigError
 from etl.inference.column_types import SampledColumn
@@ -38,6 +42,23 @@ _TIME_NAME = re.compile(
     r"(^|_)(timestamp|datetime|date|created|ts)($|_)|^(event_)?time$|_at$|^(when|datum|zeit|fecha|heure)$"
 )
 _OTHER_TIME_NAME = re.compile(r"birth|signup|sign_up|regist|release|publish|expir|updated|deliver")
+# Names of columns that say what else a user did with a shown item, and words that make it something that is
+# known before: the past, a sum, or a kind.
+_OUTCOME_NAME = re.compile(
+    r"(^|_)(click(ed)?|(dis)?like[sd]?|hate[sd]?|follow(ed)?|comment(s|ed)?|forward(ed)?|play(s|ed|ing|back)?|"
+    r"view(ed|ing)?|watch(es|ed|ing)?|listen(ed|ing)?|stay(ed)?|dwell|read(ing)?|finish(ed)?|progress|"
+    r"complet(e|ed|ion)|collect(ed)?|favou?rited?|saved?|bookmark(ed)?|add_?to_?cart|carted|ordered|bought|buy|"
+    r"purchase[sd]?|conver(t|ted|sion)|engage(d|ment)|skip(ped)?|download(ed)?|subscribed?|install(ed)?|"
+    r"enter(ed)?)($|_)|^((is|has|did)_)?shared?($|_)"
+)
+_KNOWN_BEFORE = re.compile(
+    r"(^|_)(past|prev|previous|last|hist|history|before|prior|avg|average|mean|median|counts?|cnt|num|total|sum|"
+    r"rate|ctr|days?|[0-9]+[dhwm]|position|pos|rank|type|id|source)($|_)"
+)
+# A column seems to follow from the click if at most the first share of the rows without a click have another
+# value than the most frequent one of these rows, but at least the second share of the clicks, and at least
+# `_MORE_OFTEN` times as many. Fewer rows than `_FEWEST_OF_A_KIND` show nothing.
+_VARIED_SHOWN, _VARIED_CLICKS, _MORE_OFTEN, _FEWEST_OF_A_KIND = 0.01, 0.05, 10, 20
 # An answer to the question which column has the events.
 _EVERY_ROW = "no column: every row is a click"
 
@@ -107,6 +128,7 @@ class NewLog:
         table: the log.
         user, item, time, time_of_day, group, label_column: its columns; None for roles that no column has.
         label: which rows are clicks.
+        outcomes: maps columns that seem to follow from the click to the reason, as a clause.
     """
 
     table: NewTable
@@ -117,6 +139,7 @@ class NewLog:
     group: NamedColumn | None
     label: LabelGuess
     label_column: NamedColumn | None
+    outcomes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[NamedColumn]:
@@ -172,6 +195,44 @@ def ask_for_unknown_user(log: NewLog, questions: Questions) -> None:
             f"{user.source}; if it stands for unknown users, add it to log.null_values and set "
             "keys.rows_without_user: leave_out, or choose another column with --user"
         )
+
+
+def outcome_in(column: SampledColumn, label: LabelGuess) -> str | None:
+    """Returns the reason why a column seems to follow from the click, as a clause; None if it does not.
+
+    The values of such a column, such as the time that a user watched a video, are not known when lists are
+    made. A model that reads them learns nothing else.
+
+    Args:
+        column: a column of a log with shown items that varies from row to row.
+        label: which rows are clicks.
+    """
+    name = plain_name(column.source)
+    has_amounts = column.is_number or column.is_time or column.type == "bool"
+    if has_amounts and _OUTCOME_NAME.search(name) and not _KNOWN_BEFORE.search(name):
+        return "its name says what users do with an item after they see it"
+    if label.column is None or column.is_list:
+        return None
+    is_click = _clicks_in(label.column, label)
+    values = column.values.combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
+    shown, clicks = values[~is_click], values[is_click]
+    if min(len(shown), len(clicks)) < _FEWEST_OF_A_KIND:
+        return None
+    usual = np.bincount(shown).argmax()
+    of_shown, of_clicks = (shown != usual).mean(), (clicks != usual).mean()
+    if of_shown > _VARIED_SHOWN or of_clicks < max(_VARIED_CLICKS, _MORE_OFTEN * of_shown):
+        return None
+    return (
+        f"{of_clicks:.0%} of the clicks, but only {of_shown:.1%} of the other rows, have unusual values of it"
+    )
+
+
+def _clicks_in(column: SampledColumn, label: LabelGuess) -> np.ndarray:
+    """Returns, for each of n rows, whether it is a click. The label has events, flags, or 0 and 1."""
+    texts = pc.cast(column.values.combine_chunks(), pa.string())
+    clicks = [*label.weights] if label.weights else ["1", "1.0", "true", "t", "yes", "y"]
+    is_click = pc.is_in(texts if label.weights else pc.utf8_lower(texts), pa.array(clicks))
+    return np.asarray(is_click.to_numpy(zero_copy_only=False), dtype=bool)
 
 
 def ask_for_unread_time(log: NewLog, questions: Questions) -> None:

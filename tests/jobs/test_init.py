@@ -497,6 +497,51 @@ def test_prices_that_vary_become_last_values_of_items(shop: Path, has_shown: boo
     assert ("log.seconds" in text) != has_shown
 
 
+def _shown(label: dict[str, Any]) -> None:
+    """Replaces the events of the shop by shown items, of which a fifth are clicked."""
+    draw = np.random.default_rng(6)
+    ((name, (click, no_click)),) = label.items()
+    for day in DAYS:
+        events = pd.read_csv(f"events_{day}.csv")
+        events[name] = np.where(events.pop("event") != "view", click, no_click)
+        is_click = (events[name] == click).to_numpy()
+        n = len(events)
+        events["share"] = draw.integers(0, 2, n)
+        events["watchingTime"] = draw.integers(0, 500, n)
+        events["past_likes"] = draw.integers(0, 500, n)
+        events["position"] = draw.integers(0, 9, n)
+        events["aspect_ratio"] = draw.integers(0, 9, n) / 8
+        events["seconds"] = np.where(is_click, draw.integers(0, 300, n), 0)
+        events["reason"] = np.where(is_click & (draw.random(n) < 0.3), draw.choice(["menu", "home"], n), None)
+        events["rare"] = np.where(draw.random(n) < 0.005, "b", "a")
+        events.to_csv(f"events_{day}.csv", index=False)
+
+
+@pytest.mark.parametrize(
+    "label", [{"clicked": (1, 0)}, {"is_click": (True, False)}, {"event": ("click", "impression")}], ids=str
+)
+def test_what_follows_from_the_click_is_no_feature(shop: Path, label: dict[str, Any]) -> None:
+    """By the names of columns, or because only clicks have other values than the most frequent one."""
+    _shown(label)
+    questions = Questions(ask=False)
+    config = new_config(Wishes("events_*.csv"), questions)
+    assert config.sections["scopes"]["context"] == ["past_likes", "position", "aspect_ratio", "rare"]
+    assert [*config.sections["score"]["context"]] == ["past_likes", "position", "aspect_ratio", "rare"]
+    left_out = {name: why for _, name, why in config.left_out}
+    by_name = "its name says what users do with an item after they see it"
+    assert [left_out["share"], left_out["watchingTime"]] == [by_name, by_name]
+    assert left_out["seconds"].endswith(
+        "of the clicks, but only 0.0% of the other rows, have unusual values of it"
+    )
+    assert set(left_out) == {"share", "watchingTime", "seconds", "reason"}
+    declared = {column["name"] for column in config.sections["log"]["columns"]}
+    assert not declared & set(left_out)
+    assert questions.open == [
+        "Are the values of share, watchingTime, seconds, reason known before the click? They seem to follow from "
+        "it, so they are no features. If they are known before, add them to log.columns, features and scopes"
+    ]
+
+
 def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:
     users = pd.read_csv("users.csv")
     users.assign(mail=users["user"] + "@shop.example").to_csv("users.csv", index=False)
