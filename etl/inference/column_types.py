@@ -24,6 +24,8 @@ _ALWAYS_NULL = ("\\N", "NULL", "null", "NaN", "nan", "None")
 # A column has a type if at least this share of its values has the type. The other values may be errors in
 # single rows.
 _FITTING_SHARE = 0.99
+# A column in which nearly all rows have a time has times only if this share of its distinct texts are times.
+_DISTINCT_SHARE = 0.9
 # A column has numbers with a decimal comma if at least this share of its values contains a comma.
 _COMMA_SHARE = 0.5
 _DIGITS_ONLY = r"^[0-9]+$"
@@ -311,9 +313,9 @@ def _text_column(
     if _matching(probe, _DIGITS_ONLY):
         is_clock = _is_clock_of_digits(name, probe)
         return replace(column, type="time", format=_CLOCK_OF_DIGITS) if is_clock else column
-    for notation, kind in _NOTATIONS:
-        if _reads(probe, notation, kind):
-            return replace(column, type=kind, format=notation)
+    timed = _notation(filled)
+    if timed is not None:
+        return replace(column, type=timed[1], format=timed[0])
     for notation in (*_OF_DAY, *([_OF_NAMED_CLOCKS] if _CLOCK_NAME.search(name) else [])):
         if _reads(probe, notation, "time"):
             return replace(column, type="time", format=notation)
@@ -381,14 +383,41 @@ def _matching(probe: pa.Array, pattern: str) -> bool:
 
 
 def _reads(probe: pa.Array, notation: str, kind: ColumnType) -> bool:
-    """Returns whether nearly all texts are times in the given notation.
+    """Returns whether nearly all texts are times in the given notation."""
+    return _read(probe, notation, kind).sum() >= _FITTING_SHARE * len(probe)
 
-    Most calls end after the check of the first ten texts.
+
+def _read(probe: pa.Array, notation: str, kind: ColumnType) -> np.ndarray:
+    """Returns, for each of n texts, whether it is a time in the given notation.
+
+    Most calls end after the check of the first ten texts: if fewer than half of them are such times, the
+    result is false for all texts.
     """
-    for few in (probe[:10], probe):
-        if len(few) - _times(few, notation, kind).null_count < _FITTING_SHARE * len(few):
-            return False
-    return True
+    few = probe[:10]
+    if _times(few, notation, kind).null_count > len(few) / 2:
+        return np.zeros(len(probe), dtype=bool)
+    return np.asarray(_times(probe, notation, kind).is_valid())
+
+
+def _notation(texts: pa.ChunkedArray) -> tuple[str, ColumnType] | None:
+    """Returns the notation of times in which most texts are written; None if no notation fits.
+
+    A notation fits if nearly all distinct texts are such times, or if nearly all rows have such times. In the
+    second case, most distinct texts must be such times too, so that a frequent text does not decide. Of equal
+    notations, the first one is returned.
+    """
+    counts = texts.combine_chunks().value_counts()[:_PROBED]
+    probe, rows = counts.field("values"), counts.field("counts").to_numpy()
+    best, most = None, 0
+    for notation in _NOTATIONS:
+        is_time = _read(probe, *notation)
+        of_rows = rows[is_time].sum() / rows.sum()
+        fits = of_rows >= _FITTING_SHARE and is_time.mean() >= _DISTINCT_SHARE
+        if (fits or is_time.mean() >= _FITTING_SHARE) and is_time.sum() > most:
+            best, most = notation, is_time.sum()
+        if most == len(probe):
+            break
+    return best
 
 
 def _times(texts: pa.Array, notation: str, kind: ColumnType) -> pa.Array:

@@ -37,7 +37,8 @@ _USER_WORDS: Mapping[str, int] = {
     ),
 }
 _ITEM_WORDS: Mapping[str, int] = {
-    **dict.fromkeys(("item", "product", "article", "movie", "film", "video", "book", "song", "asin"), 10),
+    **dict.fromkeys(("item", "product", "article", "movie", "film", "video", "book", "song"), 10),
+    **dict.fromkeys(("asin", "isbn"), 10),
     **dict.fromkeys(("track", "sku", "listing", "business", "game", "recipe", "anime"), 9),
     **dict.fromkeys(("news", "photo", "course", "show_id", "poi", "venue", "hotel", "restaurant"), 8),
     **dict.fromkeys(("content", "post", "app_id", "artist", "offer", "ad_id", "place"), 7),
@@ -105,6 +106,7 @@ _NO_EVENT = {
     ),
 }
 _SHOWN = ("impression", "show", "shown", "display", "exposure", "imp", "impress")
+_EVENT_WORDS = {*_EVENT_WEIGHTS, *_NO_EVENT, *_SHOWN}
 _EVENT_NAME = re.compile(r"event|action|behavi|interaction|activity|(^|_)type($|_)", re.IGNORECASE)
 # The first pattern matches names that only columns of events have, in several languages. The second pattern
 # matches names of columns with attributes.
@@ -126,6 +128,8 @@ _ACTION = re.compile(r"[^\W\d_]{2,}([ _.:-][^\W\d_]+){0,2}")
 _LABEL_NAME = re.compile(
     r"click|label|target|conver|purchas|bought|engag|(^|_)(y|ctr|response|outcome)($|_)", re.IGNORECASE
 )
+# Such a column says whether a purchase was verified, not whether the row is a purchase.
+_NO_LABEL_NAME = re.compile(r"verified", re.IGNORECASE)
 _WEAK_LABEL_NAME = re.compile(r"like|favou?rite|is_read|(^|_)read($|_)|watched|finish", re.IGNORECASE)
 _RATING_NAME = re.compile(r"rating|(^|_)(score|stars?|grade|rate)($|_)|overall", re.IGNORECASE)
 _SHARE_NAME = re.compile(r"(^|_)ratio|completion|progress|percent", re.IGNORECASE)
@@ -214,6 +218,7 @@ class LabelGuess:
         left_out: events that are not clicks.
         has_shown: whether the log also has rows of items that were shown but not clicked.
         why: the reason for this choice, as a clause for messages.
+        is_certain: whether neither the name nor the values of the column leave a doubt.
     """
 
     column: SampledColumn | None
@@ -222,6 +227,7 @@ class LabelGuess:
     left_out: tuple[str, ...] = ()
     has_shown: bool = False
     why: str = "no column shows which rows are clicks, so every row counts as a click"
+    is_certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -329,24 +335,50 @@ def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess
     The label is a column of events. If there is none, the label is a column of numbers or flags whose name
     means a label or a rating. If the files do not name their columns, it is the first column, if this has
     only 0 and 1.
+
+    A column such as `content_type` may contain a word for an event by chance. Columns of numbers and flags
+    are preferred to it.
     """
-    for column in columns:
-        guess = _events_in(column, has_names=has_names)
-        if guess is not None:
+    events = [guess for column in columns if (guess := _events_in(column, has_names=has_names)) is not None]
+    certain = [guess for guess in events if guess.is_certain]
+    if certain:
+        return certain[0]
+    flags_and_ratings = labels_of_numbers(columns) if has_names else []
+    if flags_and_ratings:
+        return flags_and_ratings[0]
+    ids = possible_keys(columns, max((len(column.values) for column in columns), default=0))
+    for guess in events:
+        if guess.column is not None and not _is_attribute(guess.column, ids):
             return guess
-    for pattern in (_LABEL_NAME, _RATING_NAME, _WEAK_LABEL_NAME, _SHARE_NAME) if has_names else ():
-        for column in columns:
-            if (
-                pattern.search(column.source)
-                and column.type in ("int", "float", "bool")
-                and not column.is_time
-            ):
-                guess = _numbers_in(column, is_rating=pattern in (_RATING_NAME, _SHARE_NAME))
-                if guess is not None:
-                    return guess
+    for pattern in (_WEAK_LABEL_NAME, _SHARE_NAME) if has_names else ():
+        guess_of_numbers = _label_of_numbers(columns, pattern)
+        if guess_of_numbers is not None:
+            return guess_of_numbers
     if not has_names and columns and _is_binary(columns[0]):
         return LabelGuess(columns[0], has_shown=True, why="the first column has only 0 and 1")
     return LabelGuess(None)
+
+
+def labels_of_numbers(columns: Sequence[SampledColumn]) -> list[LabelGuess]:
+    """Returns the labels in the first flag, such as `clicked`, and in the first rating, in this order."""
+    guesses = [_label_of_numbers(columns, pattern) for pattern in (_LABEL_NAME, _RATING_NAME)]
+    by_source = {guess.column.source: guess for guess in reversed(guesses) if guess and guess.column}
+    return list(reversed(by_source.values()))
+
+
+def _label_of_numbers(columns: Sequence[SampledColumn], pattern: re.Pattern[str]) -> LabelGuess | None:
+    """Returns the label in the first column of numbers or flags whose name and values fit."""
+    for column in columns:
+        if (
+            pattern.search(column.source)
+            and not _NO_LABEL_NAME.search(column.source)
+            and column.type in ("int", "float", "bool")
+            and not column.is_time
+        ):
+            guess = _numbers_in(column, is_rating=pattern in (_RATING_NAME, _SHARE_NAME))
+            if guess is not None:
+                return guess
+    return None
 
 
 def events_of(column: SampledColumn) -> LabelGuess | None:
@@ -396,9 +428,7 @@ def _may_have_events(column: SampledColumn, ids: Sequence[SampledColumn]) -> boo
     name = plain_name(column.source)
     if _CERTAIN_EVENT_NAME.search(name):
         return True
-    if _ATTRIBUTE_NAME.search(name):
-        return False
-    if any(depends_on(column, one) for one in ids if one.source != column.source):
+    if _is_attribute(column, ids):
         return False
     return bool(_EVENT_NAME.search(name)) or all(
         _ACTION.fullmatch(text) and (text[0].islower() or (text.isupper() and len(text) > 2))
@@ -406,14 +436,28 @@ def _may_have_events(column: SampledColumn, ids: Sequence[SampledColumn]) -> boo
     )
 
 
+def _is_attribute(column: SampledColumn, ids: Sequence[SampledColumn]) -> bool:
+    """Returns whether a column has attributes by its name, or because it depends on an id."""
+    if _ATTRIBUTE_NAME.search(plain_name(column.source)):
+        return True
+    return any(depends_on(column, one) for one in ids if one.source != column.source)
+
+
 def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
+    """Returns which events of a column are clicks; None if it does not contain events.
+
+    At least half of the distinct texts must be known events, unless the column's name certainly means events.
+    The result is certain if the name is, or if all texts are known and the name is not one such as
+    `content_type`.
+    """
     if column.type != "string" or not 1 <= column.distinct <= _MOST_EVENTS:
         return None
     events = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
     shown = [event for event in events if set(_SHOWN) & {event.lower(), *_words_of(event)}]
     weights = {event: _event_weight(event) for event in events if event not in shown}
     known = {event: weight for event, weight in weights.items() if weight is not None}
-    is_named = has_names and bool(_EVENT_NAME.search(column.source))
+    name = plain_name(column.source)
+    is_named = has_names and bool(_CERTAIN_EVENT_NAME.search(name))
     if (
         not known
         or (len(known) + len(shown) < len(events) / 2 and not is_named)
@@ -421,16 +465,12 @@ def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
     ):
         return None
     others = tuple(sorted(event for event in events if event not in known and event not in shown))
-    if shown:
-        return LabelGuess(
-            column,
-            None,
-            dict.fromkeys(known, 1.0),
-            (*others,),
-            True,
-            f"{column.source} has the events {sorted(events)}",
-        )
-    return LabelGuess(column, None, known, others, False, f"{column.source} has the events {sorted(events)}")
+    is_of_type = has_names and name != "type" and bool(_EVENT_NAME.search(name))
+    is_known = all(_NO_EVENT & set(_words_of(event)) for event in others)
+    is_certain = not has_names or is_named or (is_known and not is_of_type)
+    why = f"{column.source} has the events {sorted(events)}"
+    weights_of_clicks = dict.fromkeys(known, 1.0) if shown else known
+    return LabelGuess(column, None, weights_of_clicks, others, bool(shown), why, is_certain)
 
 
 def _event_weight(event: str) -> float | None:
@@ -447,8 +487,9 @@ def _event_weight(event: str) -> float | None:
 
 
 def _words_of(event: str) -> list[str]:
-    """Returns the words of the name of an event, in lower case."""
-    return plain_name(event).split("_")
+    """Returns the words of the name of an event in lower case. Plurals such as `clicks` become singular."""
+    words = plain_name(event).split("_")
+    return [word[:-1] if word[-1:] == "s" and word[:-1] in _EVENT_WORDS else word for word in words]
 
 
 def _numbers_in(column: SampledColumn, *, is_rating: bool) -> LabelGuess | None:

@@ -28,8 +28,10 @@ from jobs.new_config.log_columns import (
     NewLog,
     Wishes,
     ask_for_unknown_user,
+    ask_for_unread_time,
     log_of,
     no_keys,
+    outcome_in,
 )
 from jobs.new_config.questions import Questions
 from jobs.new_config.tables import (
@@ -102,8 +104,13 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
     config.has_lists = len(log.keys) == 2
     if log.is_of_choices and not config.has_lists:
         raise no_keys(log)
+    if len(log.keys) == 1:
+        error = no_keys(log)
+        questions.open.append(f"{error.problem}. Without it, there are no lists: {error.remedy}")
     ask_for_unknown_user(log, questions)
+    ask_for_unread_time(log, questions)
     joined = _joined_tables(wishes, log, config)
+    log = _without_outcomes(log, joined, questions, config)
     for section, table in config.tables.items():
         if table.sample.encoding != UTF8:
             config.choose(
@@ -313,10 +320,34 @@ def _attributes_of_log(log: NewLog, joined: _Joined) -> list[NamedColumn]:
     In a log of choices, these are the attributes of users. An item that a user did not choose has no row, so
     such a log has no attributes for it.
     """
-    others = [one for one in _other_columns(log) if isinstance(feature_of(one, log.rows), NewFeature)]
+    others = [
+        one
+        for one in _other_columns(log)
+        if one.name not in log.outcomes and isinstance(feature_of(one, log.rows), NewFeature)
+    ]
     if not log.is_of_choices:
         return others
     return [one for one in others if _side_of(one, log, joined) == "user"]
+
+
+def _without_outcomes(log: NewLog, joined: _Joined, questions: Questions, config: NewConfig) -> NewLog:
+    """Returns the log with the columns that seem to follow from the click, and asks about them."""
+    if log.is_of_choices:
+        return log
+    earlier = [one.column.name for one in _features_of_earlier_events(log, joined)]
+    outcomes: dict[str, str] = {}
+    for column in _attributes_of_log(log, joined):
+        if column.name not in earlier and _side_of(column, log, joined) == "context":
+            why = outcome_in(column.sampled, log.label)
+            if why is not None:
+                outcomes[column.name] = why
+                config.left_out.append(("log", column.sampled.source, why))
+    if outcomes:
+        questions.open.append(
+            f"Are the values of {', '.join(outcomes)} known before the click? They seem to follow from it, "
+            "so they are no features. If they are known before, add them to log.columns, features and scopes"
+        )
+    return replace(log, outcomes=outcomes)
 
 
 def _other_columns(log: NewLog) -> list[NamedColumn]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.errors import ConfigError
 from etl.inference.column_types import SampledColumn
@@ -15,6 +20,8 @@ from etl.inference.roles import (
     has_midnights,
     is_id_name,
     label_of,
+    labels_of_numbers,
+    plain_name,
     possible_events,
     possible_keys,
     roles_of,
@@ -30,6 +37,30 @@ from jobs.new_config.tables import NamedColumn, NewTable, key_by_table, open_new
 # If there are more than `_FEW_USERS` users, and one of them has more than this share of the rows, its id
 # probably stands for unknown users.
 _FEW_USERS, _MOST_OF_A_USER = 20, 0.25
+# Names of columns with the time of a row, and names of columns with other times.
+_TIME_NAME = re.compile(
+    r"(^|_)(timestamp|datetime|date|created|ts)($|_)|^(event_)?time$|_at$|^(when|datum|zeit|fecha|heure)$"
+)
+_OTHER_TIME_NAME = re.compile(r"birth|signup|sign_up|regist|release|publish|expir|updated|deliver")
+# Names of columns that say what else a user did with a shown item, and words that make it something that is
+# known before: the past, a sum, or a kind.
+_OUTCOME_NAME = re.compile(
+    r"(^|_)(click(ed)?|(dis)?like[sd]?|hate[sd]?|follow(ed)?|comment(s|ed)?|forward(ed)?|play(s|ed|ing|back)?|"
+    r"view(ed|ing)?|watch(es|ed|ing)?|listen(ed|ing)?|stay(ed)?|dwell|read(ing)?|finish(ed)?|progress|"
+    r"complet(e|ed|ion)|collect(ed)?|favou?rited?|saved?|bookmark(ed)?|add_?to_?cart|carted|ordered|bought|buy|"
+    r"purchase[sd]?|conver(t|ted|sion)|engage(d|ment)|skip(ped)?|download(ed)?|subscribed?|install(ed)?|"
+    r"enter(ed)?)($|_)|^((is|has|did)_)?shared?($|_)"
+)
+_KNOWN_BEFORE = re.compile(
+    r"(^|_)(past|prev|previous|last|hist|history|before|prior|avg|average|mean|median|counts?|cnt|num|total|sum|"
+    r"rate|ctr|days?|[0-9]+[dhwm]|position|pos|rank|type|id|source)($|_)"
+)
+# A column seems to follow from the click if at most the first share of the rows without a click have another
+# value than the most frequent one of these rows, but at least the second share of the clicks, and at least
+# `_MORE_OFTEN` times as many. Fewer rows than `_FEWEST_OF_A_KIND` show nothing.
+_VARIED_SHOWN, _VARIED_CLICKS, _MORE_OFTEN, _FEWEST_OF_A_KIND = 0.01, 0.05, 10, 20
+# An answer to the question which column has the events.
+_EVERY_ROW = "no column: every row is a click"
 
 
 @dataclass(frozen=True)
@@ -97,6 +128,7 @@ class NewLog:
         table: the log.
         user, item, time, time_of_day, group, label_column: its columns; None for roles that no column has.
         label: which rows are clicks.
+        outcomes: maps columns that seem to follow from the click to the reason, as a clause.
     """
 
     table: NewTable
@@ -107,6 +139,7 @@ class NewLog:
     group: NamedColumn | None
     label: LabelGuess
     label_column: NamedColumn | None
+    outcomes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[NamedColumn]:
@@ -149,8 +182,7 @@ def no_keys(log: NewLog) -> ConfigError:
     column = log.keys[0].sampled.source
     return ConfigError(
         f"no column of {path} looks like the {missing} of a row: {sources}; {column} is the {known}",
-        f"name it: --{missing} COLUMN"
-        + (", or pass the table of items with --items" if missing == "item" else ""),
+        f"name it: --{missing} COLUMN, or pass the table of {missing}s with --{missing}s",
     )
 
 
@@ -163,6 +195,66 @@ def ask_for_unknown_user(log: NewLog, questions: Questions) -> None:
             f"{user.source}; if it stands for unknown users, add it to log.null_values and set "
             "keys.rows_without_user: leave_out, or choose another column with --user"
         )
+
+
+def outcome_in(column: SampledColumn, label: LabelGuess) -> str | None:
+    """Returns the reason why a column seems to follow from the click, as a clause; None if it does not.
+
+    The values of such a column, such as the time that a user watched a video, are not known when lists are
+    made. A model that reads them learns nothing else.
+
+    Args:
+        column: a column of a log with shown items that varies from row to row.
+        label: which rows are clicks.
+    """
+    name = plain_name(column.source)
+    has_amounts = column.is_number or column.is_time or column.type == "bool"
+    if has_amounts and _OUTCOME_NAME.search(name) and not _KNOWN_BEFORE.search(name):
+        return "its name says what users do with an item after they see it"
+    if label.column is None or column.is_list:
+        return None
+    is_click = _clicks_in(label.column, label)
+    values = column.values.combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
+    shown, clicks = values[~is_click], values[is_click]
+    if min(len(shown), len(clicks)) < _FEWEST_OF_A_KIND:
+        return None
+    usual = np.bincount(shown).argmax()
+    of_shown, of_clicks = (shown != usual).mean(), (clicks != usual).mean()
+    if of_shown > _VARIED_SHOWN or of_clicks < max(_VARIED_CLICKS, _MORE_OFTEN * of_shown):
+        return None
+    return (
+        f"{of_clicks:.0%} of the clicks, but only {of_shown:.1%} of the other rows, have unusual values of it"
+    )
+
+
+def _clicks_in(column: SampledColumn, label: LabelGuess) -> np.ndarray:
+    """Returns, for each of n rows, whether it is a click. The label has events, flags, or 0 and 1."""
+    texts = pc.cast(column.values.combine_chunks(), pa.string())
+    clicks = [*label.weights] if label.weights else ["1", "1.0", "true", "t", "yes", "y"]
+    is_click = pc.is_in(texts if label.weights else pc.utf8_lower(texts), pa.array(clicks))
+    return np.asarray(is_click.to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def ask_for_unread_time(log: NewLog, questions: Questions) -> None:
+    """Records a question if the log seems to have no time, but a column is named like one."""
+    others = [one.sampled for one in log.table.columns if one not in (*log.keys, log.label_column)]
+    unread = [
+        one
+        for one in others
+        if _TIME_NAME.search(plain_name(one.source))
+        and not _OTHER_TIME_NAME.search(plain_name(one.source))
+        and not (one.is_time or one.is_time_of_day or one.is_list)
+        and one.distinct > 1
+    ]
+    if log.time is not None or not unread:
+        return
+    column = unread[0]
+    what = "numbers with decimals" if column.type in ("float", "decimal") else "values"
+    questions.open.append(
+        f"Does {column.source} have the time of each row? It has {what} such as {column.examples[0]!r}, "
+        "which no type of a time reads, so the order of the rows is taken for their time. Write whole "
+        "seconds or milliseconds since 1970, or texts such as 2026-01-31 10:00:00.5"
+    )
 
 
 def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
@@ -183,7 +275,8 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
             return None
         return table.column(questions.choose(question, [one.source for one in fitting]))
 
-    users, user_why = _possible(table, roles, "user", wishes.users, None)
+    named_item = None if wishes.item is None else table.column(wishes.item)
+    users, user_why = _possible(table, roles, "user", wishes.users, named_item)
     user = chosen(wishes.user, users, "Which column has the user?")
     items, item_why = _possible(table, roles, "item", wishes.items, user)
     item = chosen(wishes.item, items, "Which column has the item?")
@@ -191,6 +284,10 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     label = roles.label
     if wishes.label is not None:
         label = _wished_label(table.column(wishes.label).sampled, questions)
+    elif label.column is not None and label.column.type != "string" and sample.has_names:
+        label = _flag_or_rating(label, [one.sampled for one in table.columns], questions)
+    elif not label.is_certain:
+        label = _confirmed(label, questions)
     elif label.column is None and sample.has_names:
         taken = [None if one is None else one.sampled for one in (user, item, time, time_of_day)]
         label = _asked_events(possible_events([one.sampled for one in table.columns], taken), questions)
@@ -203,7 +300,7 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     )
     _choose_roles(sample, keys, label, config)
     label_column = None if label.column is None else table.column(label.column.source)
-    group = None if roles.group is None else table.column(roles.group.source)
+    group = None if roles.group is None or not label.has_shown else table.column(roles.group.source)
     names = {"user": user, "item": item, "time": time, "time_of_day": time_of_day, "label": label_column}
     if sample.has_displays:
         names |= {"display": group, "items_before": table.first_list}
@@ -267,7 +364,7 @@ def _roles_of(table: NewTable) -> Roles:
 
 
 def _possible(
-    table: NewTable, roles: Roles, role: str, location: str | None, user: NamedColumn | None
+    table: NewTable, roles: Roles, role: str, location: str | None, other: NamedColumn | None
 ) -> tuple[Sequence[SampledColumn], str]:
     """Returns the columns of the log that may be the user or the item, and the reason as a clause.
 
@@ -281,9 +378,9 @@ def _possible(
         roles: what its columns mean by their names or their order.
         role: user or item.
         location: the path of the table of users or items; None without such a table.
-        user: the column of the user, if it is known.
+        other: the column of the other role, if it is known.
     """
-    taken = [] if user is None else [user.sampled.source]
+    taken = [] if other is None else [other.sampled.source]
     named = [one for one in (roles.user if role == "user" else roles.item) if one.source not in taken]
     has_names = table.sample.has_names
     by_name = "by its name" if has_names else "by the order and the values of the columns"
@@ -292,7 +389,9 @@ def _possible(
     if is_decided or table.sample.has_displays:
         return named, by_name
     known = [*roles.time[:1], *([roles.label.column] if roles.label.column else [])]
-    taken += [one.source for one in known] + [one.source for one in roles.user[:1] if role == "item"]
+    if role == "item" or other is None:
+        known += (roles.user if role == "item" else roles.item)[:1]
+    taken += [one.source for one in known]
     possible = possible_keys(
         [one.sampled for one in table.columns if one.sampled.source not in taken], table.sample.rows.num_rows
     )
@@ -356,16 +455,33 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
     return label_of_events
 
 
+def _flag_or_rating(label: LabelGuess, columns: Sequence[SampledColumn], questions: Questions) -> LabelGuess:
+    """Returns the label. Asks if the log has both a flag, such as `purchased`, and a rating."""
+    labels = {one.column.source: one for one in labels_of_numbers(columns) if one.column is not None}
+    if len(labels) < 2 or label.column is None or label.column.source not in labels:
+        return label
+    return labels[questions.choose("Which column says which rows are clicks?", [*labels])]
+
+
+def _confirmed(label: LabelGuess, questions: Questions) -> LabelGuess:
+    """Returns the label in a column that may have attributes instead of events, or that of every row."""
+    events, source = _clicks_of(label), "" if label.column is None else label.column.source
+    left_out = f", and rows with {list(label.left_out)} are left out" if label.left_out else ""
+    chosen = questions.choose(
+        f"Does {source} say what the user did? If so, clicks are {events}{left_out}.", ["yes", _EVERY_ROW]
+    )
+    return LabelGuess(None) if chosen == _EVERY_ROW else label
+
+
 def _asked_events(columns: Sequence[SampledColumn], questions: Questions) -> LabelGuess:
     """Returns the label of a log without a known column of events or labels."""
-    every_row = "no column: every row is a click"
     if not columns:
         return LabelGuess(None)
     chosen = questions.choose(
         "Which column says what the user did (viewed, bought)?",
-        [every_row, *(column.source for column in columns)],
+        [_EVERY_ROW, *(column.source for column in columns)],
     )
-    if chosen == every_row:
+    if chosen == _EVERY_ROW:
         return LabelGuess(None)
     return _wished_label(next(column for column in columns if column.source == chosen), questions)
 

@@ -389,6 +389,33 @@ def test_a_missing_item_is_named_with_the_user_that_was_found(shop: Path) -> Non
     assert caught.value.remedy == "name it: --item COLUMN, or pass the table of items with --items"
 
 
+@pytest.mark.parametrize("item", [None, "product_id"])
+def test_an_item_is_never_the_user(shop: Path, item: str | None) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").rename(columns={"user": "who", "item": "product_id"})
+        rows.to_csv(f"events_{day}.csv", index=False)
+    with pytest.raises(ConfigError, match=r"the user of a row.*; product_id is the item") as caught:
+        new_config(Wishes("events_*.csv", item=item), Questions(ask=False))
+    assert caught.value.remedy == "name it: --user COLUMN, or pass the table of users with --users"
+    for wishes in ({"user": "who"}, {"users": "users.csv"}):
+        config = new_config(Wishes("events_*.csv", item=item, **wishes), Questions(ask=False))
+        assert config.sections["keys"] == {"user": "who", "item": "product_id"}
+
+
+def test_a_log_with_a_click_and_only_one_key_is_asked_about(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").rename(columns={"user": "who", "item": "product_id"})
+        rows.assign(event=(rows["event"] != "view") * 1).rename(columns={"event": "clicked"}).to_csv(
+            f"events_{day}.csv", index=False
+        )
+    silent = Questions(ask=False)
+    assert not new_config(Wishes("events_*.csv"), silent).has_lists
+    assert silent.open[0].endswith(
+        "product_id is the item. Without it, there are no lists: name it: --user COLUMN, or pass the table of "
+        "users with --users"
+    )
+
+
 def test_an_array_of_json_is_named_with_a_command(shop: Path) -> None:
     (shop / "items.json").write_text('[\n {"sku": "sku-001"},\n {"sku": "sku-002"}\n]')
     with pytest.raises(DataError) as caught:
@@ -454,6 +481,25 @@ def test_times_of_day_without_dates_are_named(shop: Path) -> None:
         new_config(Wishes("events_*.csv", time="time"), Questions(ask=False))
 
 
+@pytest.mark.parametrize(
+    "name, values, is_asked",
+    [
+        ("timestamp", "1767225600.123 1767225700.5", True),
+        ("createdAt", "Monday Tuesday", True),
+        ("watching_times", "0.25 1.5", False),
+        ("birth_date", "May June", False),
+    ],
+)
+def test_a_time_that_no_type_reads_is_questioned(shop: Path, name: str, values: str, is_asked: bool) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").drop(columns="time")
+        rows.assign(**{name: values.split() * (len(rows) // 2)}).to_csv(f"events_{day}.csv", index=False)
+    questions = Questions(ask=False)
+    assert "event_time" not in new_config(Wishes("events_*.csv"), questions).sections["log"]
+    asked = [text for text in questions.open if text.startswith(f"Does {name} have the time of each row?")]
+    assert len(asked) == is_asked
+
+
 @pytest.mark.parametrize("has_shown", [True, False], ids=["shown items", "only choices"])
 def test_prices_that_vary_become_last_values_of_items(shop: Path, has_shown: bool) -> None:
     """Numbers that do not depend on the item stay what they were."""
@@ -479,6 +525,51 @@ def test_prices_that_vary_become_last_values_of_items(shop: Path, has_shown: boo
     text = (shop / "shop.yaml").read_text()
     assert "log.price" not in text
     assert ("log.seconds" in text) != has_shown
+
+
+def _shown(label: dict[str, Any]) -> None:
+    """Replaces the events of the shop by shown items, of which a fifth are clicked."""
+    draw = np.random.default_rng(6)
+    ((name, (click, no_click)),) = label.items()
+    for day in DAYS:
+        events = pd.read_csv(f"events_{day}.csv")
+        events[name] = np.where(events.pop("event") != "view", click, no_click)
+        is_click = (events[name] == click).to_numpy()
+        n = len(events)
+        events["share"] = draw.integers(0, 2, n)
+        events["watchingTime"] = draw.integers(0, 500, n)
+        events["past_likes"] = draw.integers(0, 500, n)
+        events["position"] = draw.integers(0, 9, n)
+        events["aspect_ratio"] = draw.integers(0, 9, n) / 8
+        events["seconds"] = np.where(is_click, draw.integers(0, 300, n), 0)
+        events["reason"] = np.where(is_click & (draw.random(n) < 0.3), draw.choice(["menu", "home"], n), None)
+        events["rare"] = np.where(draw.random(n) < 0.005, "b", "a")
+        events.to_csv(f"events_{day}.csv", index=False)
+
+
+@pytest.mark.parametrize(
+    "label", [{"clicked": (1, 0)}, {"is_click": (True, False)}, {"event": ("click", "impression")}], ids=str
+)
+def test_what_follows_from_the_click_is_no_feature(shop: Path, label: dict[str, Any]) -> None:
+    """By the names of columns, or because only clicks have other values than the most frequent one."""
+    _shown(label)
+    questions = Questions(ask=False)
+    config = new_config(Wishes("events_*.csv"), questions)
+    assert config.sections["scopes"]["context"] == ["past_likes", "position", "aspect_ratio", "rare"]
+    assert [*config.sections["score"]["context"]] == ["past_likes", "position", "aspect_ratio", "rare"]
+    left_out = {name: why for _, name, why in config.left_out}
+    by_name = "its name says what users do with an item after they see it"
+    assert [left_out["share"], left_out["watchingTime"]] == [by_name, by_name]
+    assert left_out["seconds"].endswith(
+        "of the clicks, but only 0.0% of the other rows, have unusual values of it"
+    )
+    assert set(left_out) == {"share", "watchingTime", "seconds", "reason"}
+    declared = {column["name"] for column in config.sections["log"]["columns"]}
+    assert not declared & set(left_out)
+    assert questions.open == [
+        "Are the values of share, watchingTime, seconds, reason known before the click? They seem to follow from "
+        "it, so they are no features. If they are known before, add them to log.columns, features and scopes"
+    ]
 
 
 def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:
@@ -684,6 +775,40 @@ def test_a_column_of_unknown_events_is_asked_for(shop: Path) -> None:
     label = new_config(Wishes("events_*.csv"), asked).sections["log"]["label"]
     assert label["column"] == "ereignis"
     assert label["weights"] == {"ansicht": 1.0, "kauf": 1.0, "korb": 1.0}
+
+
+def test_a_log_with_a_flag_and_a_rating_is_asked_about(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows["rating"], rows["purchased"] = np.arange(len(rows)) % 5 + 1, (rows["event"] == "purchase") * 1
+        rows.drop(columns="event").to_csv(f"events_{day}.csv", index=False)
+    silent = Questions(ask=False)
+    assert new_config(Wishes("events_*.csv"), silent).sections["log"]["label"] == {"column": "purchased"}
+    assert silent.open[0] == (
+        "Which column says which rows are clicks? purchased was taken; other possible answers: rating"
+    )
+    asked = Questions(ask=True, _input=io.StringIO("rating\n"), _output=io.StringIO())
+    label = new_config(Wishes("events_*.csv"), asked).sections["log"]["label"]
+    assert label == {"column": "rating", "positive_at_least": 4.0}
+
+
+def test_a_doubtful_column_of_events_is_asked_for(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").rename(columns={"event": "content_type"})
+        rows["content_type"] = rows["content_type"].map(
+            {"view": "a", "cart": "live stream", "purchase": "play"}
+        )
+        rows.to_csv(f"events_{day}.csv", index=False)
+    silent = Questions(ask=False)
+    label = new_config(Wishes("events_*.csv"), silent).sections["log"]["label"]
+    assert label["positive"] == ["live stream", "play"]
+    assert silent.open[0] == (
+        "Does content_type say what the user did? If so, clicks are the events ['live stream', 'play'] of "
+        "content_type, and rows with ['a'] are left out. yes was taken; other possible answers: no column: "
+        "every row is a click"
+    )
+    asked = Questions(ask=True, _input=io.StringIO("2\n"), _output=io.StringIO())
+    assert "label" not in new_config(Wishes("events_*.csv"), asked).sections["log"]
 
 
 def test_a_text_as_label_has_events(shop: Path) -> None:

@@ -60,6 +60,37 @@ def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind
     assert np.unique(micros_of(column)).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("place", [0, 3, 200])
+@pytest.mark.parametrize(
+    "values, kind, notation",
+    [
+        (TIMES.strftime("%Y-%m-%d %H:%M:%S"), "timestamp", "iso"),
+        (pd.date_range("2026-01-01", periods=25).strftime("%Y-%m-%d").repeat(16), "date", "iso"),
+        (pd.date_range("2026-01-01", periods=25).strftime("%m/%d/%Y").repeat(16), "date", "%m/%d/%Y"),
+    ],
+    ids=["times", "few dates", "month first"],
+)
+def test_one_wrong_time_is_allowed_anywhere(
+    tmp_path: Path, values: pd.Index, kind: str, notation: str, place: int
+) -> None:
+    texts = [*values[:place], "0000-00-00 00:00:00", *values[place + 1 : N]]
+    column = _columns(tmp_path, pd.DataFrame({"user": USERS, "when": texts}))["when"]
+    assert (column.type, column.format) == (kind, notation)
+
+
+def test_the_notation_of_most_times_is_taken(tmp_path: Path) -> None:
+    """A single day after the 12th, in the first row, says that the month comes first."""
+    days = pd.DatetimeIndex([pd.Timestamp("2026-01-13")] + [pd.Timestamp("2026-01-12")] * 399)
+    texts = (days + pd.to_timedelta(np.arange(N), unit="min")).strftime("%m/%d/%Y %H:%M:%S")
+    column = _columns(tmp_path, pd.DataFrame({"user": USERS, "when": texts}))["when"]
+    assert column.format == "%m/%d/%Y %H:%M:%S"
+
+
+def test_a_frequent_time_does_not_make_a_column_of_times(tmp_path: Path) -> None:
+    texts = ["2026-01-01"] * (N - 3) + ["never", "soon", "later"]
+    assert _columns(tmp_path, pd.DataFrame({"user": USERS, "when": texts}))["when"].type == "string"
+
+
 @pytest.mark.parametrize(
     "name, values, kind, notation",
     [
@@ -242,6 +273,7 @@ def test_roles_by_order(tmp_path: Path) -> None:
         ("clicked", [0, 1, 0, 1], None, True),
         ("watch_ratio", [0.1, 0.5, 1.5, 2.0], 0.8, False),
         ("event", ["impression", "click", "impression", "impression"], None, True),
+        ("type", ["impressions", "clicks", "impressions", "impressions"], None, True),
     ],
 )
 def test_labels(
@@ -253,11 +285,55 @@ def test_labels(
 
 
 @pytest.mark.parametrize(
+    "name, texts, others, column",
+    [
+        ("content_type", ["article", "gallery", "live stream"], {"clicked": [0, 1]}, "clicked"),
+        ("content_type", ["article", "gallery", "live stream"], {}, None),
+        ("content_type", ["article", "live stream"], {"clicked": [0, 1]}, "clicked"),
+        ("source_type", ["album", "listen-with", "radio"], {"target": [0, 1]}, "target"),
+        ("content_type", ["article", "live stream"], {"rating": [1, 5]}, "rating"),
+        ("device_type", ["phone", "watch"], {}, None),
+        ("content_type", ["article", "live stream"], {}, "content_type"),
+        ("row_type", ["view", "cart"], {}, "row_type"),
+        ("type", ["view", "cart"], {"clicked": [0, 1]}, "type"),
+        ("event_type", ["view", "search", "scroll"], {"clicked": [0, 1]}, "event_type"),
+    ],
+)
+def test_a_word_for_an_event_is_no_proof_of_events(
+    tmp_path: Path, name: str, texts: list[str], others: dict[str, list[int]], column: str | None
+) -> None:
+    """A column of 0 and 1 or of ratings is preferred to a column whose name does not only mean events."""
+    frame = pd.DataFrame({"user": USERS, "item": ITEMS, name: RNG.choice(texts, N)})
+    label = _roles(
+        tmp_path, frame.assign(**{other: RNG.choice(two, N) for other, two in others.items()})
+    ).label
+    assert (label.column and label.column.source) == column
+    assert label.is_certain == (column not in ("content_type", "row_type"))
+
+
+def test_a_verified_purchase_is_no_label(tmp_path: Path) -> None:
+    """As in the reviews of Amazon, whose rating is the label."""
+    frame = pd.DataFrame({"rating": RNG.choice([1.0, 3.0, 5.0], N), "user_id": USERS, "asin": ITEMS})
+    frame["verified_purchase"] = RNG.choice([True, False], N)
+    label = _roles(tmp_path, frame).label
+    assert label.column is not None
+    assert (label.column.source, label.positive_at_least) == ("rating", 4.0)
+    assert _roles(tmp_path, frame.drop(columns="rating")).label.column is None
+
+
+def test_a_text_that_depends_on_the_item_is_no_event(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"user": USERS, "item": ITEMS})
+    frame["content_type"] = np.where(frame["item"].astype(int) % 2 == 0, "article", "live stream")
+    assert _roles(tmp_path, frame).label.column is None
+
+
+@pytest.mark.parametrize(
     "events, weights",
     [
         (["play.start", "play.complete", "episode_download"], [0.1, 0.5, 0.5]),
         (["Product Viewed", "Product Added", "Order Completed", "Cart Removed"], [0.1, None, 1.0, None]),
         (["userClicked", "userPurchase", "purchaseCancelled"], [0.1, 1.0, None]),
+        (["clicks", "carts", "orders", "order returns"], [0.1, 0.5, 1.0, None]),
     ],
 )
 def test_words_in_names_of_events_decide(
@@ -273,6 +349,7 @@ def test_words_in_names_of_events_decide(
 def test_names_of_columns_in_other_languages_are_known(tmp_path: Path) -> None:
     for user, item in [
         ("Kundennr", "Artikelnummer"),
+        ("User-ID", "ISBN"),
         ("id_usuario", "código_artículo"),
         ("клиент_id", "товар_id"),
     ]:
