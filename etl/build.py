@@ -16,9 +16,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from conf.errors import ConfigError
-from conf.feature_types import WorkflowConfig
 from conf.load import config_digest
-from conf.types import Split
+from conf.types import Config, Split
 from etl.fit.fit_workflow import fit_workflow, require_weights
 from etl.latest.latest_features import missing_rows, publish_latest
 from etl.passes import (
@@ -260,7 +259,7 @@ def _workflow(
     The mode `fit` fits a new workflow, `extend` adds new training days to the workflow `parent_version`, and
     `apply` uses the workflow `parent_version` unchanged.
     """
-    mode = _mode_of_run(plan.config.workflow, parent_version)
+    mode = _mode_of_run(plan.config, parent_version)
     parent = None
     if parent_version and mode != "fit":
         parent = _load(workers, plan, lake, parent_version)
@@ -300,15 +299,30 @@ def _load(workers: Workers, plan: FeaturePlan, lake: LakePaths, version: str) ->
     return loaded
 
 
-def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Literal["fit", "extend", "apply"]:
-    """Returns `workflow.mode` of the configuration; for `auto` and `retrain`, the mode that they select."""
-    mode = workflow.mode
+def _mode_of_run(config: Config, parent_version: str | None) -> Literal["fit", "extend", "apply"]:
+    """Returns `workflow.mode` of the configuration; for `auto` and `retrain`, the mode that they select.
+
+    A workflow is only extended if the log is stored by day. Otherwise, each run reads the whole log, and an
+    extension would count the rows again that the workflow already includes.
+
+    Raises:
+        ConfigError: the mode is `extend` or `apply`, but there is no champion; or it is `extend`, but the log
+            is not stored by day.
+    """
+    mode = config.workflow.mode
     if mode == "fit":
         return mode
     if mode == "auto":
         return "apply" if parent_version else "fit"
     if mode == "retrain":
-        return "extend" if parent_version else "fit"
+        return "extend" if parent_version and config.log.by_day else "fit"
+    if mode == "extend" and not config.log.by_day:
+        raise ConfigError(
+            f"workflow.mode=extend adds the rows of new days to the champion's workflow, but "
+            f"log.path={config.log.path!r} has no {{date}}, so each run reads the whole log",
+            "set workflow.mode=retrain to fit a new workflow to the whole log, or write {date} into log.path "
+            "if the log has a file or folder for each day",
+        )
     if mode == "extend" or mode == "apply":
         if parent_version is None:
             raise ConfigError(

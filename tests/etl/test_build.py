@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
+from conf.errors import ConfigError
 from conf.types import Config
 from etl import build
 from etl.build import BuildResult, encode_split
@@ -232,6 +233,27 @@ def test_a_day_is_encoded_if_the_workflows_of_champion_and_treatment_have_encode
     unfinished = build.applied_features(workers, plan, lake, FIRST, "champion", None)
     assert unfinished is not None
     assert not unfinished(raw)
+
+
+def test_a_retraining_counts_the_rows_of_a_log_without_days_once(tmp_path: Path) -> None:
+    """Rows are appended to one file. Each run reads the whole file, so a workflow is fitted again."""
+    workers = LocalWorkers(1, pytest.fail)
+    log = {**cases.LOG["log"], "path": "{data}/log.tsv"}
+    changes = {"log": log, "split": {"by": "fraction"}, "workflow": {"mode": "retrain"}}
+    config = cases.write_config(tmp_path, changes)
+    lines = [*cases.make_lines(FIRST, 200, 1), *cases.make_lines(SECOND, 40, 2)]
+    (tmp_path / "raw").mkdir(exist_ok=True)
+    (tmp_path / "raw/log.tsv").write_text("\n".join(lines[:200]) + "\n", encoding="utf-8")
+    first = cases.run_build(workers, config, FIRST)
+    (tmp_path / "raw/log.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    second = cases.run_build(workers, config, SECOND, first.workflow.version)
+    assert (second.dataset.mode, second.workflow.parent) == ("fit", None)
+    assert list(second.workflow.counted) == [SECOND]
+    fresh = config.model_copy(update={"lake": str(tmp_path / "fresh")})
+    assert cases.run_build(workers, fresh, SECOND).workflow.version == second.workflow.version
+    extend = config.model_copy(update={"workflow": config.workflow.model_copy(update={"mode": "extend"})})
+    with pytest.raises(ConfigError, match=r"log\.path='\{data\}/log\.tsv' has no \{date\}"):
+        cases.run_build(workers, extend, SECOND, first.workflow.version)
 
 
 def test_a_day_whose_log_has_changed_is_scanned_and_encoded_again(
