@@ -73,11 +73,12 @@ class WorkflowConfig(Strict):
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(
         default="auto",
         description="`fit`: a new workflow is fitted to the train days of this run. `extend`: the values of "
-        "new train days are added to the champion's workflow. `apply`: the champion's workflow is used "
-        "unchanged; on the date of a promotion, the workflow of the promoted model. `retrain`: as `extend`, "
-        "but as `fit` if there is no champion yet or if `train.retrain` requires a fresh start. `auto`: the "
-        "workflow of the champion before the run date is used unchanged; as `fit` if there is no champion "
-        "yet. `nightly --retrain` uses `fit` if it is set, and `retrain` otherwise.",
+        "new train days are added to the champion's workflow; this needs `{date}` in `log.path`. `apply`: "
+        "the champion's workflow is used unchanged; on the date of a promotion, the workflow of the promoted "
+        "model. `retrain`: as `extend`, but as `fit` if there is no champion yet, if `log.path` has no "
+        "`{date}`, or if `train.retrain` requires a fresh start. `auto`: the workflow of the champion before "
+        "the run date is used unchanged; as `fit` if there is no champion yet. `nightly --retrain` uses `fit` "
+        "if it is set, and `retrain` otherwise.",
     )
 
 

@@ -359,7 +359,7 @@ class Retrain(Strict):
         description="`warm`: from the weights of the champion; new values are added to the champion's "
         "vocabularies. If that is not possible, the job fails and says why. `fresh`: from random weights, "
         "with vocabularies that are fitted only to the train days. `auto`: `warm` if possible, otherwise "
-        "`fresh`.",
+        "`fresh`. A log whose `path` has no `{date}` allows only fresh starts.",
     )
     fresh_every_days: Days | None = Field(
         default=None,

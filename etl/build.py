@@ -16,9 +16,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from conf.errors import ConfigError
-from conf.feature_types import WorkflowConfig
 from conf.load import config_digest
-from conf.types import Split
+from conf.types import Config, Split
 from etl.fit.fit_workflow import fit_workflow, require_weights
 from etl.latest.latest_features import missing_rows, publish_latest
 from etl.passes import (
@@ -44,7 +43,7 @@ from spark.rows import union_all
 from spark.workers import LocalWorkers, Workers
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_labels
-from storage.manifest import Manifest, current_manifest
+from storage.manifest import Manifest, current_manifest, is_published, read_manifest
 from storage.paths import LakePaths, Partition
 from storage.publish import FINITE, Rules
 
@@ -106,7 +105,7 @@ def build(
     Raises:
         ConfigError, DataError: see the called functions. The dataset is then not published.
     """
-    has_features = applied_features(workers, plan, lake, parent_version, other_version)
+    has_features = applied_features(workers, plan, lake, run_date, parent_version, other_version)
     checked = check_days(workers, plan, lake, run_date, phase, has_features)
     with phase("workflow"):
         workflow, mode = _workflow(workers, plan, lake, checked, parent_version)
@@ -114,7 +113,19 @@ def build(
     if other_version not in (None, workflow.version):
         used.append(_load(workers, plan, lake, other_version))
     with phase("features"):
-        by_workflow = [_publish_features(workers, plan, lake, one, checked) for one in used]
+        fits = mode in ("fit", "extend")
+        unfinished = _unfinished_days(lake, run_date)
+        by_workflow = [
+            _publish_features(
+                workers,
+                plan,
+                lake,
+                one,
+                checked,
+                rejoined=[raw.dt for raw in checked.in_order] if fits and one is workflow else unfinished,
+            )
+            for one in used
+        ]
     with phase("users and items"):
         latest = [
             publish_latest(workers, plan, lake, one, run_date, list(days.values()), checked.splits)
@@ -153,21 +164,24 @@ def applied_features(
     workers: Workers,
     plan: FeaturePlan,
     lake: LakePaths,
+    run_date: str,
     parent_version: str | None,
     other_version: str | None,
 ) -> Callable[[RawFiles], bool] | None:
     """Returns a function that checks whether all features that the run needs from a day are published.
 
-    Returns None if the run fits or extends a workflow, because its features are new. The arguments have the
-    same meaning as in `build`.
+    Returns None if the run fits or extends a workflow, because its features are new. If no run of the run
+    date has been completed, features of this day do not count. The arguments have the same meaning as in
+    `build`.
     """
     if parent_version is None or plan.config.workflow.mode not in ("auto", "apply"):
         return None
     versions = [version for version in (parent_version, other_version) if version is not None]
     earlier = digests_of_earlier_days(workers, plan, lake)
+    unfinished = _unfinished_days(lake, run_date)
 
     def has_features(raw: RawFiles) -> bool:
-        return all(
+        return raw.dt not in unfinished and all(
             current_features(
                 lake.features(version).partition(raw.dt), feature_inputs(plan, raw, version, earlier)
             )
@@ -175,6 +189,15 @@ def applied_features(
         )
 
     return has_features
+
+
+def _unfinished_days(lake: LakePaths, run_date: str) -> list[str]:
+    """Returns the run date if it has no dataset, because no run of this date has been completed.
+
+    An earlier attempt may have published features of this day, and then stopped because users or items had no
+    row in their table. The next attempt must join the rows of this day with the corrected table.
+    """
+    return [] if is_published(lake.datasets.partition(run_date)) else [run_date]
 
 
 def encode_split(
@@ -236,7 +259,7 @@ def _workflow(
     The mode `fit` fits a new workflow, `extend` adds new training days to the workflow `parent_version`, and
     `apply` uses the workflow `parent_version` unchanged.
     """
-    mode = _mode_of_run(plan.config.workflow, parent_version)
+    mode = _mode_of_run(plan.config, parent_version)
     parent = None
     if parent_version and mode != "fit":
         parent = _load(workers, plan, lake, parent_version)
@@ -262,6 +285,7 @@ def _workflow(
         read_table=partial(read_attributes, workers.spark) if in_frames else read_attribute_table,
         blocks_of=None if in_frames else passes.training_blocks,
         rows_of=passes.training_rows if in_frames else None,
+        tables_of=passes.table_inputs,
     )
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)
     return workflow, mode
@@ -275,15 +299,30 @@ def _load(workers: Workers, plan: FeaturePlan, lake: LakePaths, version: str) ->
     return loaded
 
 
-def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Literal["fit", "extend", "apply"]:
-    """Returns `workflow.mode` of the configuration; for `auto` and `retrain`, the mode that they select."""
-    mode = workflow.mode
+def _mode_of_run(config: Config, parent_version: str | None) -> Literal["fit", "extend", "apply"]:
+    """Returns `workflow.mode` of the configuration; for `auto` and `retrain`, the mode that they select.
+
+    A workflow is only extended if the log is stored by day. Otherwise, each run reads the whole log, and an
+    extension would count the rows again that the workflow already includes.
+
+    Raises:
+        ConfigError: the mode is `extend` or `apply`, but there is no champion; or it is `extend`, but the log
+            is not stored by day.
+    """
+    mode = config.workflow.mode
     if mode == "fit":
         return mode
     if mode == "auto":
         return "apply" if parent_version else "fit"
     if mode == "retrain":
-        return "extend" if parent_version else "fit"
+        return "extend" if parent_version and config.log.by_day else "fit"
+    if mode == "extend" and not config.log.by_day:
+        raise ConfigError(
+            f"workflow.mode=extend adds the rows of new days to the champion's workflow, but "
+            f"log.path={config.log.path!r} has no {{date}}, so each run reads the whole log",
+            "set workflow.mode=retrain to fit a new workflow to the whole log, or write {date} into log.path "
+            "if the log has a file or folder for each day",
+        )
     if mode == "extend" or mode == "apply":
         if parent_version is None:
             raise ConfigError(
@@ -295,16 +334,27 @@ def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Litera
 
 
 def _publish_features(
-    workers: Workers, plan: FeaturePlan, lake: LakePaths, workflow: FittedWorkflow, checked: CheckedDays
+    workers: Workers,
+    plan: FeaturePlan,
+    lake: LakePaths,
+    workflow: FittedWorkflow,
+    checked: CheckedDays,
+    *,
+    rejoined: Sequence[str],
 ) -> dict[str, Manifest]:
-    """Publishes the feature partition of each day, unless it exists for the same log and workflow."""
+    """Publishes the feature partition of each day, unless it exists for the same log and workflow.
+
+    For the days `rejoined`, an existing partition must also have been joined with the present tables of users
+    and items. On other days, its rows keep the attributes with which they were joined.
+    """
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
     earlier = digests_of_earlier_days(workers, plan, lake)
     for raw in checked.in_order:
         inputs = feature_inputs(plan, raw, workflow.version, earlier)
-        manifest = current_features(table.partition(raw.dt), inputs)
+        tables = checked.passes.table_inputs(raw) if raw.dt in rejoined else None
+        manifest = current_features(table.partition(raw.dt), inputs, tables)
         if manifest:
             log.info("features of %s are up to date", raw.dt)
             current[raw.dt] = manifest
@@ -320,7 +370,9 @@ def feature_inputs(
 ) -> dict[str, str]:
     """Returns the inputs of the feature partition of a day, in the form in which its manifest records them.
 
-    `earlier` returns digests of tables of earlier days (etl.passes.digests_of_earlier_days).
+    The manifest also has the digests of the tables of users and items with which the rows were joined
+    (DayPasses.encode_days). `earlier` returns digests of tables of earlier days
+    (etl.passes.digests_of_earlier_days).
     """
     inputs = {"raw": raw.digest, "layout": plan.layout, "workflow": workflow_version}
     inputs |= {name: digest(raw.dt) for name, digest in earlier.items()}
@@ -329,14 +381,28 @@ def feature_inputs(
     return {**inputs, **impression_inputs(plan.config, raw), **plan.methods}
 
 
-def current_features(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
+def current_features(
+    partition: Partition, inputs: Mapping[str, str], tables: Mapping[str, str] | None = None
+) -> Manifest | None:
     """Returns the manifest of a feature partition if it was computed from `inputs`, otherwise None.
 
     A manifest without the digest of the section `negatives` is valid too, because older releases did not
     write this digest.
+
+    Args:
+        partition: the feature partition of a day.
+        inputs: the result of `feature_inputs`.
+        tables: the digests of the tables with which the rows must have been joined
+            (CountedDays.table_inputs). If it is None, any tables of users and items are accepted.
     """
-    older = {name: digest for name, digest in inputs.items() if name != _DRAWN}
-    return current_manifest(partition, inputs) or current_manifest(partition, older)
+    if not is_published(partition):
+        return None
+    recorded = dict(read_manifest(partition).inputs)
+    if tables is None:
+        tables = {name: recorded[name] for name in ("users", "items") if name in recorded}
+    expected = {**inputs, **tables}
+    older = {name: digest for name, digest in expected.items() if name != _DRAWN}
+    return current_manifest(partition, recorded) if recorded in (expected, older) else None
 
 
 def feature_rules(workflow: FittedWorkflow) -> Rules:

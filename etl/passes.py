@@ -71,7 +71,10 @@ class DayPasses(CountedDays, Protocol):
         days: Mapping[str, tuple[RawFiles, DayCounts, dict[str, str]]],
         rules: Rules,
     ) -> dict[str, Manifest]:
-        """Writes and publishes the feature partitions of scanned days."""
+        """Writes and publishes the feature partitions of scanned days.
+
+        Each manifest has the inputs that are passed for its day, and those of `table_inputs`.
+        """
 
     def training_rows(self, days: Sequence[RawFiles]) -> DataFrame:
         """Returns the training rows of scanned days as a frame of Spark, with the column `_day`."""

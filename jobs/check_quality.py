@@ -33,7 +33,7 @@ def run(context: RunContext) -> JobSummary:
     raw_days(plan, context.run_date, context.recorder)  # if days are missing, fail before a session starts
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
     lake, run_date = context.lake, context.run_date
-    has_features = applied_features(workers, plan, lake, *workflows_of_run(context))
+    has_features = applied_features(workers, plan, lake, run_date, *workflows_of_run(context))
     inspection = check_days(workers, plan, lake, run_date, context.phase, has_features)
     dropped: Counter[str] = Counter()
     for counts in inspection.counts.values():

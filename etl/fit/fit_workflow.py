@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("nightrank.etl")
 
 
+def _no_tables(_: RawFiles) -> dict[str, str]:
+    """Returns the digests of joined tables for rows that are joined with no table."""
+    return {}
+
+
 def fit_workflow(
     workers: Workers,
     plan: FeaturePlan,
@@ -63,6 +68,7 @@ def fit_workflow(
     read_table: ReadTable,
     blocks_of: Callable[[Sequence[RawFiles]], TrainingBlocks] | None = None,
     rows_of: Callable[[Sequence[RawFiles]], DataFrame] | None = None,
+    tables_of: Callable[[RawFiles], Mapping[str, str]] = _no_tables,
 ) -> FittedWorkflow:
     """Returns the workflow version that is fitted to the training days. Fits it if it does not exist yet.
 
@@ -80,6 +86,7 @@ def fit_workflow(
         blocks_of: returns the training rows of some days as blocks, from which tasks compute statistics.
         rows_of: returns the same rows as a Spark frame, from which Spark computes statistics. Pass either
             `rows_of` or `blocks_of`.
+        tables_of: returns the digest of each table with which the rows of a day are joined, by name.
 
     Raises:
         ConfigError: the configuration's features differ from the features of the parent, or only one of the
@@ -94,7 +101,7 @@ def fit_workflow(
         log.info("workflow %s already includes every training day", parent.version)
         return parent
     counted |= {day.dt: rows_digest(plan.config, day) for day in new_days}
-    version = workflow_version(plan, parent, new_days)
+    version = workflow_version(plan, parent, new_days, tables_of)
     if workflow_exists(lake, version):
         log.info("workflow %s already exists", version)
         return load_workflow(
@@ -210,8 +217,16 @@ def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgres
 FORMAT = 2
 
 
-def workflow_version(plan: FeaturePlan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
-    """Returns the digest of everything that the fitted workflow depends on."""
+def workflow_version(
+    plan: FeaturePlan,
+    parent: FittedWorkflow | None,
+    days: Sequence[RawFiles],
+    tables_of: Callable[[RawFiles], Mapping[str, str]] = _no_tables,
+) -> str:
+    """Returns the digest of everything that the fitted workflow depends on.
+
+    The arguments have the same meaning as in `fit_workflow`.
+    """
     # If each day belongs to one split, the settings of the split do not change the training rows of a day.
     sections = ["features", "prepare", "scopes", "keys", "negatives"]
     sections += ["split"] if plan.is_divided else []
@@ -232,12 +247,18 @@ def workflow_version(plan: FeaturePlan, parent: FittedWorkflow | None, days: Seq
             "config": config_digest(canonical, *sections),
             "layout": plan.layout,
             "parent": parent.version if parent else "",
-            "days": {day.dt: rows_digest(plan.config, day) for day in days},
+            "days": {day.dt: _digest_of_day(plan, day, tables_of(day)) for day in days},
             "external": external,
             **plan.methods,
             **({"extensions": extensions} if extensions else {}),
         }
     )
+
+
+def _digest_of_day(plan: FeaturePlan, day: RawFiles, tables: Mapping[str, str]) -> str:
+    """Returns a digest of the files and tables from which the rows of a day are computed."""
+    files = rows_digest(plan.config, day)
+    return digest_of([files, dict(tables)]) if tables else files
 
 
 def require_weights(plan: FeaturePlan, version: str, spec: FeatureSpec) -> None:

@@ -232,15 +232,16 @@ class PreparedPasses(ABC):
 
         Args:
             workflow: the fitted workflow, which computes the features.
-            days: maps each day to its raw files, its row counts, and the inputs for its manifest.
+            days: maps each day to its raw files, its row counts, and the inputs for its manifest. The digests
+                of `table_inputs` are added to these inputs.
             rules: checks for the columns of the feature table.
         """
         self._prepare([raw for raw, _, _ in days.values() if not self._is_prepared(raw)])
         of_days = {}
-        for dt, (_, counts, inputs) in days.items():
+        for dt, (raw, counts, inputs) in days.items():
             prepared = read_manifest(self._prepared(dt))
             parts = [EncodePart(file_split, split=split) for split, file_split in self._files(dt, prepared)]
-            of_days[dt] = EncodeDay(parts, prepared.rows, counts, inputs)
+            of_days[dt] = EncodeDay(parts, prepared.rows, counts, inputs | self.table_inputs(raw))
         table = self._lake.features(workflow.version)
         return encode_days(self._workers, self._plan, table, workflow, PreparedRows(), of_days, rules)
 
@@ -291,8 +292,12 @@ class PreparedPasses(ABC):
         return inputs if current_manifest(partition, self._with_counted(kept)) is None else kept
 
     def table_inputs(self, raw: RawFiles) -> dict[str, str]:
-        """Returns the digest of each table that was joined to the rows of a day, by section: users, items."""
-        return {name: digest for name, digest in self._prepared_inputs(raw).items() if name in _TABLES}
+        """Returns the digest of each table with which the rows of a day are joined.
+
+        The names are `users`, `items` and those of the tables of earlier days (`earlier_digests`).
+        """
+        joined = {*_TABLES, *self._earlier_digests}
+        return {name: digest for name, digest in self._prepared_inputs(raw).items() if name in joined}
 
     def _find_inputs(self, raw: RawFiles) -> dict[str, str]:
         config = self._plan.config

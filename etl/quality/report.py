@@ -24,7 +24,7 @@ from etl.quality.checks import (
     require_no_stop,
 )
 from etl.quality.column_summary import LABEL_CELLS, ColumnSummary, CountedColumn, Values, feature_columns
-from etl.raw.files import RawFiles, impression_inputs, require_raw
+from etl.raw.files import RawFiles, impression_inputs
 from etl.workflow.feature_plan import FeaturePlan
 from metrics.psi import bin_names, bin_numbers, drift_of
 from storage.manifest import (
@@ -196,7 +196,10 @@ class CountedDays(Protocol):
         """
 
     def table_inputs(self, raw: RawFiles) -> dict[str, str]:
-        """Returns the digests of the tables of users and items with which the rows of a day were joined."""
+        """Returns the digests of the tables with which the rows of a day were joined.
+
+        They are the tables of users and items, and tables of earlier days, such as the last values.
+        """
 
 
 @dataclass(frozen=True)
@@ -351,21 +354,14 @@ def _inputs(
     """Returns the digest of each input of a profile, by the name of the input."""
     kinds = [[column.name, column.kind] for column in columns]
     split = config_digest(plan.config, "split") if piece.cut else ""
-    inputs = {
+    return {
         "raw": piece.raw.digest,
         "layout": plan.layout,
         "profile": digest_of([FORMAT, kinds, config_digest(plan.config, "negatives"), split, True]),
         **impression_inputs(plan.config, piece.raw),
         **plan.methods,
+        **counted.table_inputs(piece.raw),
     }
-    if counted is not None:
-        return inputs | counted.table_inputs(piece.raw)
-    for section, table in (("users", plan.config.users), ("items", plan.config.items)):
-        if table:
-            inputs[section] = require_raw(
-                plan.config, table, piece.raw.dt, f"{section}.path", piece.raw.recorder
-            ).digest
-    return inputs
 
 
 def _publish_counted(

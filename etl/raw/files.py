@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
@@ -102,6 +104,7 @@ class DeltaFile:
         bytes: size of the file.
         modified_ms: time of the last change, in ms since 1970-01-01 UTC.
         row: its index in `DeltaVersion.partitions`.
+        deleted: a digest of the indices of the rows that a deletion vector deletes; empty without such rows.
     """
 
     path: str
@@ -109,6 +112,7 @@ class DeltaFile:
     bytes: int
     modified_ms: int
     row: int
+    deleted: str
 
 
 @dataclass(frozen=True)
@@ -201,20 +205,21 @@ def kept_rows(version: DeltaVersion, paths: set[str]) -> dict[str, list[bool]]:
     if not version.may_delete_rows:
         return {}
     by_name = {path.rpartition("/")[2]: path for path in paths}
+    masks = _masks(version.root, _open(version.root))
+    return {by_name[name]: mask for name, mask in masks.items() if name in by_name}
+
+
+def _masks(root: str, table: DeltaTable) -> dict[str, list[bool]]:
+    """Returns the mask of kept rows (`kept_rows`) of each file with a deletion vector, by the file's name."""
     try:
-        reader = _open(version.root).deletion_vectors()
-        vectors = _table(reader)
+        vectors = _table(table.deletion_vectors())
     except Exception as error:  # delta-rs raises exceptions of many types
         raise DataError(
-            f"{version.root}: the deletion vectors of the Delta table cannot be read: {error}",
+            f"{root}: the deletion vectors of the Delta table cannot be read: {error}",
             "remove them, for example with `REORG TABLE … APPLY (PURGE)` of Spark, and run the job again",
         ) from error
-    masks = {}
-    for uri, mask in zip(*(vectors.column(index).to_pylist() for index in (0, 1)), strict=True):
-        path = by_name.get(unquote(uri.rpartition("/")[2]))
-        if path is not None:
-            masks[path] = mask
-    return masks
+    files, masks = (vectors.column(index).to_pylist() for index in (0, 1))
+    return {unquote(uri.rpartition("/")[2]): mask for uri, mask in zip(files, masks, strict=True)}
 
 
 def current_version(root: str) -> DeltaVersion | None:
@@ -267,6 +272,9 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
             "write the table without column mapping, or export its rows as Parquet",
         )
     actions = _table(table.get_add_actions(flatten=True))
+    features = table.protocol().reader_features or []
+    may_delete_rows = "deletionVectors" in features
+    masks = _masks(root, table) if may_delete_rows else {}
     names = [name for name in actions.column_names if name.startswith(_PARTITION)]
     partitions = pa.table({name.removeprefix(_PARTITION): actions[name] for name in names})
     files = []
@@ -278,11 +286,17 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
                 f"the Delta table {root} has the file {plain} of another folder, as shallow clones have",
                 "give the folder of the original table, or make a deep clone",
             )
-        files.append(DeltaFile(f"{root}/{plain}", plain, size, modified, row))
+        deleted = _digest_of_deleted(masks.get(plain.rpartition("/")[2], []))
+        files.append(DeltaFile(f"{root}/{plain}", plain, size, modified, row, deleted))
     ordered = tuple(sorted(files, key=lambda file: (file.modified_ms, file.below)))
     fields = tuple(field.name for field in table.schema().fields)
-    features = table.protocol().reader_features or []
-    return DeltaVersion(root, number, fields, ordered, partitions, "deletionVectors" in features)
+    return DeltaVersion(root, number, fields, ordered, partitions, may_delete_rows)
+
+
+def _digest_of_deleted(mask: list[bool]) -> str:
+    """Returns `DeltaFile.deleted` of a file with a mask of kept rows."""
+    rows = np.flatnonzero(~np.asarray(mask, bool)).astype("<i8")
+    return sha256(rows.tobytes()).hexdigest()[:16] if len(rows) else ""
 
 
 def _table(stream: Any) -> pa.Table:
@@ -321,9 +335,9 @@ class RawFiles:
             they were written.
         bytes: total size of the files.
         digest: if the folder of the files has a manifest, the digest in this manifest. Otherwise, a digest of
-            the files' names, sizes and (except for a Delta table) modification times. It changes if a file
-            arrives late or is replaced. The names in this digest are paths relative to the last folder before
-            a wildcard.
+            the files' names, sizes and modification times. For a Delta table, the deleted rows of files are
+            used instead of modification times. The digest changes if a file arrives late or is replaced. The
+            names in this digest are paths relative to the last folder before a wildcard.
         recorder: records other inputs of the run that are read with these files, such as tables of
             attributes.
     """
@@ -393,7 +407,10 @@ def _find_delta(path: str, dt: str, recorder: LineageRecorder) -> RawFiles | Non
     files = files_at(path)
     if not files:
         return None
-    digest = digest_of([[file.below, file.bytes] for file in files])
+    # A deletion vector changes the rows of a day, but not its files.
+    digest = digest_of(
+        [[file.below, file.bytes, *([file.deleted] if file.deleted else [])] for file in files]
+    )
     size = sum(file.bytes for file in files)
     recorder.record_read(path, digest, size_bytes=size)
     return RawFiles(dt, tuple(_absolute(file.path) for file in files), size, digest, recorder)

@@ -178,6 +178,7 @@ def _without_deleted(block: RawBlock, kept: np.ndarray | None, first: int) -> Ra
         block,
         row_lines=block.row_lines[rows],
         columns={name: values.take(taken) for name, values in block.columns.items()},
+        counts={},  # the reader of Parquet files has also counted the values of deleted rows
         malformed={new_index[row]: why for row, why in block.malformed.items() if row in new_index},
         exact_time=None if block.exact_time is None else block.exact_time.take(taken),
     )

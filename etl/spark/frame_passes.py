@@ -262,8 +262,10 @@ class FramePasses(PreparedPasses):
         self._prepare([raw for raw, _, _ in days.values() if not self._is_prepared(raw)])
         table = self._lake.features(workflow.version)
         return {
-            dt: self._publish_features(workflow, table.partition(dt), dt, counts, inputs, rules)
-            for dt, (_, counts, inputs) in days.items()
+            dt: self._publish_features(
+                workflow, table.partition(dt), dt, counts, inputs | self.table_inputs(raw), rules
+            )
+            for dt, (raw, counts, inputs) in days.items()
         }
 
     def _publish_features(

@@ -46,7 +46,7 @@ def serving_model_and_dataset(
     serving = _serving(context)
     model = _read_model(context, serving.folder(lake, name))
     dataset = read_dataset(lake, context.run_date)
-    if scored and serving.refit and _trained_on(model, dataset, scored):
+    if scored and serving.refit and _trained_on(model, dataset, scored, by_day=context.config.log.by_day):
         log.info(
             "refit %s was trained on rows of the split %s, so the champion that it refits scores these rows",
             model.version,
@@ -103,10 +103,16 @@ def _require_same_workflow(context: RunContext, champion: str, model: ModelInfo,
     model.require_spec(read_spec(context.lake, dataset.workflow_version))
 
 
-def _trained_on(model: ModelInfo, dataset: Dataset, split: Split) -> bool:
-    """Returns whether a model was trained on a day of a dataset's split."""
+def _trained_on(refit: ModelInfo, dataset: Dataset, split: Split, *, by_day: bool) -> bool:
+    """Returns whether a refit was trained on a day of a dataset's split.
+
+    If the log is not stored by day, the result is true: a refit is trained on all splits, and each run reads
+    the whole log, so every split has such rows.
+    """
+    if not by_day:
+        return True
     days = {day_name(member.dt, member.label) for member in dataset.splits.get(split, ())}
-    return not days.isdisjoint(model.description["trained_days"])
+    return not days.isdisjoint(refit.description["trained_days"])
 
 
 # Finds the blend that ranks the lists of a run date, and checks that it matches the candidates.

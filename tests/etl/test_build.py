@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
+from conf.errors import ConfigError
 from conf.types import Config
 from etl import build
 from etl.build import BuildResult, encode_split
@@ -199,6 +200,17 @@ def test_features_are_computed_again_if_a_setting_of_their_rows_has_changed(
     assert [key for key in inputs if inputs[key] != changed[key]] == [name]
 
 
+def test_features_may_have_to_be_joined_with_the_present_tables(tmp_path: Path) -> None:
+    """Those of an older release do not say with which tables they were joined."""
+    partition, tables = LakePaths(str(tmp_path)).features("v").partition(FIRST), {"users": "old table"}
+    for recorded, of_these in ((tables, [True, True, False]), ({}, [True, False, False])):
+        replace_manifest(partition, Manifest("features/v", FIRST, (), (), {"raw": "log", **recorded}))
+        required = (None, tables, {"users": "new table"})
+        current = [build.current_features(partition, {"raw": "log"}, one) for one in required]
+        assert [manifest is not None for manifest in current] == of_these
+        assert build.current_features(partition, {"raw": "other log"}) is None
+
+
 def test_a_day_is_encoded_if_the_workflows_of_champion_and_treatment_have_encoded_it(tmp_path: Path) -> None:
     """Rows of other days are joined with the current tables of users and items."""
     plan, lake = plan_of(cases.write_config(tmp_path)), LakePaths(str(tmp_path / "lake"))
@@ -210,13 +222,38 @@ def test_a_day_is_encoded_if_the_workflows_of_champion_and_treatment_have_encode
             inputs = build.feature_inputs(plan, raw, version, {})
             partition = lake.features(version).partition(FIRST)
             replace_manifest(partition, Manifest(f"features/{version}", FIRST, (), (), inputs))
-        chosen = [build.applied_features(workers, plan, lake, *pair) for pair in pairs]
+        chosen = [build.applied_features(workers, plan, lake, SECOND, *pair) for pair in pairs]
         encoded.append([has_features is not None and has_features(raw) for has_features in chosen])
     assert encoded == [[False] * 3, [True, False, False], [True] * 3]
-    changed = build.applied_features(workers, plan, lake, "champion", "treatment")
+    changed = build.applied_features(workers, plan, lake, SECOND, "champion", "treatment")
     assert changed is not None
     assert not changed(replace(raw, digest="digest of another log"))
-    assert build.applied_features(workers, plan, lake, None, "treatment") is None
+    assert build.applied_features(workers, plan, lake, SECOND, None, "treatment") is None
+    # Until a run of a date is complete, its next attempt joins the rows of this date again.
+    unfinished = build.applied_features(workers, plan, lake, FIRST, "champion", None)
+    assert unfinished is not None
+    assert not unfinished(raw)
+
+
+def test_a_retraining_counts_the_rows_of_a_log_without_days_once(tmp_path: Path) -> None:
+    """Rows are appended to one file. Each run reads the whole file, so a workflow is fitted again."""
+    workers = LocalWorkers(1, pytest.fail)
+    log = {**cases.LOG["log"], "path": "{data}/log.tsv"}
+    changes = {"log": log, "split": {"by": "fraction"}, "workflow": {"mode": "retrain"}}
+    config = cases.write_config(tmp_path, changes)
+    lines = [*cases.make_lines(FIRST, 200, 1), *cases.make_lines(SECOND, 40, 2)]
+    (tmp_path / "raw").mkdir(exist_ok=True)
+    (tmp_path / "raw/log.tsv").write_text("\n".join(lines[:200]) + "\n", encoding="utf-8")
+    first = cases.run_build(workers, config, FIRST)
+    (tmp_path / "raw/log.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    second = cases.run_build(workers, config, SECOND, first.workflow.version)
+    assert (second.dataset.mode, second.workflow.parent) == ("fit", None)
+    assert list(second.workflow.counted) == [SECOND]
+    fresh = config.model_copy(update={"lake": str(tmp_path / "fresh")})
+    assert cases.run_build(workers, fresh, SECOND).workflow.version == second.workflow.version
+    extend = config.model_copy(update={"workflow": config.workflow.model_copy(update={"mode": "extend"})})
+    with pytest.raises(ConfigError, match=r"log\.path='\{data\}/log\.tsv' has no \{date\}"):
+        cases.run_build(workers, extend, SECOND, first.workflow.version)
 
 
 def test_a_day_whose_log_has_changed_is_scanned_and_encoded_again(

@@ -23,6 +23,7 @@ from conf.names import days_since_epoch
 from conf.types import Config
 from etl.build import BuildResult, build
 from etl.latest.latest_features import latest_values
+from etl.ops.tables import VOCABULARY, workflow_table
 from etl.passes import raw_days, road_of
 from etl.prepare.last_values import ValueTables, join_values, last_of_frame, last_of_table, value_tables
 from etl.raw.erased_users import add_erased, list_or_new
@@ -315,6 +316,32 @@ def test_a_late_day_changes_the_values_of_the_days_after_it(
     for day in WINDOW:
         again.assert_rows(day)
     assert run_build(workers, config, shop.result.workflow.version).features == again.result.features
+
+
+def test_a_fit_after_a_late_day_equals_that_of_a_new_lake(
+    workers: LocalWorkers, shop: Shop, tmp_path: Path
+) -> None:
+    """The late day is before the train days: their log does not change, but their last values do."""
+    shutil.copytree(shop.folder, tmp_path / "copy")
+    config = cases.write_config(tmp_path / "copy", SETTINGS)
+    log, late = shop.log.copy(), DAYS[2]
+    log.loc[log.day == late, ["price", "stock"]] = ["555", "late"]
+    write_log(tmp_path / "copy", log[log.day == late])
+    again = run_build(workers, config)
+    fresh = config.model_copy(update={"lake": str(tmp_path / "fresh")})
+    expected = run_build(workers, fresh)
+    assert again.workflow.version == expected.workflow.version != shop.result.workflow.version
+    vocabularies = [
+        cases.read_rows(workflow_table(LakePaths(one.lake), again.workflow.version, VOCABULARY))
+        for one in (config, fresh)
+    ]
+    pd.testing.assert_frame_equal(*vocabularies)
+    assert "late" in set(vocabularies[0].value)
+    assert {day: manifest.digest for day, manifest in again.features.items()} == {
+        day: manifest.digest for day, manifest in expected.features.items()
+    }
+    reports = [{column.name: column for column in one.quality.compared.columns} for one in (again, expected)]
+    assert reports[0] == reports[1]
 
 
 def test_values_of_days_whose_raw_log_was_deleted_are_used(

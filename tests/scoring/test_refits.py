@@ -20,6 +20,7 @@ from jobs.measure_recommendations import run as measure_recommendations
 from jobs.score_daily import run as score_daily
 from jobs.score_rows import run as score_rows
 from scoring.model import context_features
+from scoring.model.champion import serving_model_and_dataset
 from storage import file_io
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, read_manifest
@@ -126,6 +127,10 @@ def test_rows_that_a_refit_was_trained_on_are_scored_by_its_champion(
     write_refit(lake, DAYS[:3])  # it was not trained on the test day
     score_rows(job_of(spark, run.config))
     assert read_manifest(lake.scores.partition(RUN_DATE)).facts["model_version"] == "r1"
+    # If the log is one file, the refit was trained on rows that have another day in later runs.
+    log = run.config.log.model_copy(update={"path": "{lake}/raw/clicks.tsv"})
+    of_one_file = job_of(spark, run.config.model_copy(update={"log": log}))
+    assert serving_model_and_dataset(of_one_file, scored="test")[0].version == "m1"
     write_refit(lake, DAYS)
 
 

@@ -124,6 +124,27 @@ def test_warm_stops_where_it_cannot_and_says_why(lake: LakePaths) -> None:
         find_parent(config, lake, replace(dataset_of(8), run_date="2026-01-09"))
 
 
+def test_a_log_without_days_is_trained_from_fresh_weights(
+    lake: LakePaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each run reads the whole log, so the rows of the first training are among those of the second."""
+    caplog.set_level("INFO")
+    reason = "has no {date}, so the log contains the rows on which earlier models were trained"
+
+    def of_one_file(config: Config) -> Config:
+        return config.model_copy(update={"log": config.log.model_copy(update={"path": "{lake}/log.tsv"})})
+
+    config = of_one_file(config_of(lake))
+    ran(lake, config, 8, None)
+    later = replace(dataset_of(9), splits={"train": (Member("2026-01-09", "d", "train"),)})
+    assert reason in str(fresh_start(config, lake, later.run_date))
+    assert find_parent(config, lake, later) is None
+    assert reason in caplog.text
+    with pytest.raises(DataError, match=r"cannot start from champion v08: .*log\.tsv") as refused:
+        find_parent(of_one_file(config_of(lake, start="warm")), lake, later)
+    assert refused.value.remedy == "set train.retrain.start=auto"
+
+
 def test_days_between_two_windows_are_named(lake: LakePaths, caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(lake)
     ran(lake, config, 8, None)  # learned from the 5th and 6th

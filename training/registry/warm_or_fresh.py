@@ -54,10 +54,11 @@ def find_parent(config: Config, lake: LakePaths, dataset: Dataset) -> Parent | N
     parent = Parent(champion, frozenset(description["trained_days"]))
     reason = fresh_start(config, lake, dataset.run_date) or _misfit(config, dataset, description, parent)
     if reason and config.train.retrain.start == "warm":
+        again = "run build_features with workflow.mode=retrain, or " if config.log.by_day else ""
         raise DataError(
             f"train.retrain.start is warm, and a training on the dataset of {dataset.run_date} cannot start "
             f"from champion {champion}: {reason}",
-            "run build_features with workflow.mode=retrain, or set train.retrain.start=auto",
+            f"{again}set train.retrain.start=auto",
         )
     if reason:
         log.info("training starts from fresh weights, not from champion %s: %s", champion, reason)
@@ -75,7 +76,10 @@ def find_parent(config: Config, lake: LakePaths, dataset: Dataset) -> Parent | N
 
 
 def fresh_start(config: Config, lake: LakePaths, run_date: str) -> str | None:
-    """Returns why `train.retrain` requires a fresh training with newly fitted vocabularies, or None.
+    """Returns why a retraining must be fresh, with newly fitted vocabularies; None if it can be warm.
+
+    The reasons are the settings `train.retrain`, and a log whose path has no date: each run reads the whole
+    log, so its rows include those on which earlier models were trained.
 
     A fresh training starts from random weights. The result depends only on the configuration and on runs
     before the run date. So build_features and train_model get the same result, even in a rerun.
@@ -86,6 +90,11 @@ def fresh_start(config: Config, lake: LakePaths, run_date: str) -> str | None:
     retrain = config.train.retrain
     if retrain.start == "fresh":
         return "train.retrain.start is fresh"
+    if not config.log.by_day:
+        return (
+            f"log.path={config.log.path!r} has no {{date}}, so the log contains the rows on which earlier "
+            "models were trained"
+        )
     if retrain.start == "warm":
         return None
     if retrain.start != "auto":

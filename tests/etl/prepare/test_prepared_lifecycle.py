@@ -208,14 +208,13 @@ def test_a_late_log_without_histories_rebuilds_only_its_day(first_build: FirstBu
 def test_a_replaced_table_of_users_is_joined_with_all_days_of_a_new_workflow(
     first_build: FirstBuild, tmp_path: Path
 ) -> None:
-    config, _ = first_build("differences", tmp_path)
-    users = tmp_path / "raw/users.csv"
-    users.write_text(users.read_text(encoding="utf-8").replace("Oslo", "Rome"), encoding="utf-8")
-    other = with_other_features(config)
-    again = build(other, FIRST)
-    fresh = other.model_copy(update={"lake": str(tmp_path / "fresh")})
+    config, first = first_build("differences", tmp_path)
+    _replace_table(config, "Oslo", "Rome")
+    again = build(config, FIRST)
+    fresh = config.model_copy(update={"lake": str(tmp_path / "fresh")})
     expected = _tables(fresh, build(fresh, FIRST), FIRST)
-    require_equal(_tables(other, again, FIRST), expected)
+    require_equal(_tables(config, again, FIRST), expected)
+    assert again.workflow.version != first.workflow.version
     cities = {row["value"] for row in expected["vocabulary"] if row["column"] == "city"}
     assert cities == {"Köln", "Rome"}
 
@@ -248,11 +247,30 @@ def test_a_daily_run_keeps_the_days_whose_features_are_published(
         patch.setattr(prepared_passes, "scan_splits", _must_not_run)
         build(apply, SECOND, first.workflow.version)
     # A fit joins all rows with the present table.
-    fitted = build(with_other_features(with_mode(config, "fit")), SECOND)
-    fresh = with_other_features(config).model_copy(update={"lake": str(tmp_path / "fresh")})
+    fitted = build(with_mode(config, "fit"), SECOND)
+    fresh = config.model_copy(update={"lake": str(tmp_path / "fresh")})
     expected = build(fresh, SECOND)
     assert fitted.workflow.version == expected.workflow.version
     require_equal(_tables(config, fitted, SECOND), _tables(fresh, expected, SECOND))
+
+
+def test_the_next_attempt_of_a_stopped_daily_run_reads_the_corrected_table(
+    first_build: FirstBuild, tmp_path: Path
+) -> None:
+    config, first = first_build("differences", tmp_path)
+    shutil.copytree(config.lake, tmp_path / "fresh")
+    stop = config.quality.model_copy(update={"users_without_row_stop": 0.2})
+    daily = with_mode(config, "apply").model_copy(update={"quality": stop})
+    users = tmp_path / "raw/users.csv"
+    whole = users.read_text(encoding="utf-8")
+    users.write_text("".join(whole.splitlines(keepends=True)[:3]), encoding="utf-8")
+    with pytest.raises(DataError, match="users_without_row_stop"):
+        build(daily, SECOND, first.workflow.version)
+    users.write_text(whole, encoding="utf-8")
+    again = build(daily, SECOND, first.workflow.version)
+    fresh = daily.model_copy(update={"lake": str(tmp_path / "fresh")})
+    expected = build(fresh, SECOND, first.workflow.version)
+    require_equal(_tables(daily, again, SECOND), _tables(fresh, expected, SECOND))
 
 
 def test_features_are_computed_again_if_negatives_are_drawn_otherwise(

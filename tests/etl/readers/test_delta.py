@@ -15,13 +15,18 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import EventTime, RawTable
 from conf.types import Config
+from etl.build import BuildResult
+from etl.ops.tables import VOCABULARY, workflow_table
 from etl.prepare.attributes import read_attribute_table
 from etl.raw.files import RawFiles, files_at, find_raw, kept_rows, split_location, version_of
 from etl.readers.delta import DeltaReader
+from spark.workers import LocalWorkers
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.readers.blocks import opened, read_all
 
@@ -290,6 +295,82 @@ def test_rows_that_a_deletion_vector_deletes_are_left_out(tmp_path: Path, split_
     assert block.lines == rows
     assert dict(block.malformed) == {kept.index(7): "integer:name"}
     assert block.texts([7]) == ['{"key":7,"name":"bad"}']
+
+
+def _config_of_days(folder: Path, lake: str = "lake") -> Config:
+    log = {
+        "path": "{data}/clicks/dt={date}",
+        "format": "delta",
+        "columns": [
+            {"name": "user", "type": "string"},
+            {"name": "item", "type": "string"},
+            {"name": "click", "type": "int"},
+        ],
+        "label": {"column": "click"},
+    }
+    features = [{"columns": ["user", "item"], "kind": "categorical", "ops": ["categorify"]}]
+    scopes = {"user": ["user"], "item": ["item"]}
+    split = {"by": "day", "train_days": 1, "validation_days": 1, "test_days": 1}
+    changes = {"log": log, "features": features, "scopes": scopes, "split": split}
+    (folder / lake).mkdir()
+    return cases.write_config(folder / lake, changes, {"lake": str(folder / lake), "data": str(folder)})
+
+
+def _write_days(folder: Path) -> list[int]:
+    """Writes a table of three days. Returns the rows of the user `gone` on the first day, which has one file."""
+    for number, day in enumerate(DAYS):
+        users = ["gone" if row % 3 == 0 and day == DAYS[0] else f"u{row % 5}" for row in range(30)]
+        clicks = {"user": users, "item": [f"i{row % (5 + number)}" for row in range(30)]}
+        rows = pa.table({**clicks, "click": [row % 2 for row in range(30)], "dt": [day] * 30})
+        write_deltalake(folder / "clicks", rows, partition_by=["dt"], mode="append")
+    return list(range(0, 30, 3))
+
+
+def _delete(folder: Path, rows: list[int]) -> None:
+    """Deletes rows of the first day by a new version of the table, as `DELETE` of Spark does."""
+    log = folder / "clicks/_delta_log"
+    actions = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
+    (add,) = [action["add"] for action in actions if "add" in action]
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    commit: list[dict[str, Any]] = [
+        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}},
+        {"remove": {"path": add["path"], "dataChange": True, "deletionTimestamp": add["modificationTime"]}},
+        {"add": {**add, "deletionVector": _deletion_vector(folder / "vector.bin", rows)}},
+    ]
+    text = "".join(f"{json.dumps(action)}\n" for action in commit)
+    (log / f"{len(DAYS):020}.json").write_text(text)
+
+
+def _built(config: Config) -> tuple[BuildResult, dict[str, int]]:
+    """Builds the features of the three days; also returns how often each value of the vocabulary was counted."""
+    result = cases.run_build(LocalWorkers(1, _no_session), config, DAYS[2])
+    known = cases.read_rows(workflow_table(LakePaths(config.lake), result.workflow.version, VOCABULARY))
+    return result, dict(zip(known["value"], known["count"], strict=True))
+
+
+def _no_session() -> SparkSession:
+    raise AssertionError("the run needs no session")
+
+
+def test_no_vocabulary_and_no_data_report_counts_deleted_rows(tmp_path: Path) -> None:
+    _delete(tmp_path, _write_days(tmp_path))
+    result, counts = _built(_config_of_days(tmp_path))
+    assert counts == {f"{kind}{number}": 4 for kind in "ui" for number in range(5)}
+    assert [piece.rows for piece in result.quality.compared.train] == [20]
+    assert {column.train_cells for column in result.quality.compared.columns} == {20}
+
+
+def test_a_day_is_read_again_after_rows_were_deleted(tmp_path: Path) -> None:
+    """A deletion vector changes neither the name nor the size of the file."""
+    rows, config = _write_days(tmp_path), _config_of_days(tmp_path)
+    first, counts = _built(config)
+    assert counts["gone"] == 10
+    _delete(tmp_path, rows)
+    second, counts = _built(config)
+    assert counts == _built(_config_of_days(tmp_path, "fresh"))[1]
+    assert "gone" not in counts
+    assert second.workflow.version != first.workflow.version
+    assert [second.features[day].rows for day in DAYS] == [20, 30, 30]
 
 
 def test_a_deletion_vector_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
