@@ -117,3 +117,7 @@ class DifferenceLag(RowChanger):
     def key_columns(self) -> tuple[str, ...]:
         """Returns the columns `by`."""
         return self.by
+
+    def reads(self, added: str) -> tuple[str, ...]:
+        """Returns the columns from which the differences `added` are computed."""
+        return (*self.by, *(name for name in self.columns if self._named(name) == added))

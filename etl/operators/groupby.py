@@ -148,6 +148,11 @@ class Groupby(RowChanger):
         """Returns the columns `by`."""
         return self.by
 
+    def reads(self, added: str) -> tuple[str, ...]:
+        """Returns the columns from which the aggregate `added` is computed."""
+        named = {f"{column}_{one}": column for column, wanted in self.aggregates.items() for one in wanted}
+        return (*self.by, *(named[name] for name in [added] if name in named))
+
 
 class _OrderedGroups:
     """The values of a column, ordered by group and then by time.

@@ -90,7 +90,9 @@ class JoinGroupby(Operator):
         "`count` need columns in `of`.",
     )
     of: Texts = Field(
-        default=(), description="Numeric columns whose statistics are computed. Empty: rows are only counted."
+        default=(),
+        description="Numeric columns whose statistics are computed. The label is not allowed; use "
+        "`target_encoding` instead. Empty: rows are only counted.",
     )
     joint: bool = Field(
         default=False,

@@ -586,3 +586,10 @@ class RowChanger(FrameOperator):
         key columns, all rows of the day are passed together.
         """
         return ()
+
+    def reads(self, added: str) -> tuple[str, ...]:
+        """Returns the columns from which the operator computes the column `added`.
+
+        No feature may be computed from a column that is computed from the label.
+        """
+        return self.key_columns()

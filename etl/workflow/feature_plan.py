@@ -17,7 +17,15 @@ from conf.raw_types import RawTable, fits_column
 from conf.types import RESERVED, Config, FeatureGroup, History, JoinedTable
 from etl.operators.categorify import Categorify
 from etl.operators.join_external import JoinExternal
-from etl.ops import FrameOperator, RowChanger, RowFilter, Type, frame_operator_from_config, operator_digests
+from etl.ops import (
+    FrameOperator,
+    RowChanger,
+    RowFilter,
+    Type,
+    column_operator,
+    frame_operator_from_config,
+    operator_digests,
+)
 from etl.ops.base import NUMBERS, Engine, choose_engine
 from etl.ops.keyed import table_name
 from etl.ops.tables import RARE, VOCABULARY
@@ -151,8 +159,8 @@ def plan_of(config: Config) -> FeaturePlan:
 
     Raises:
         ConfigError: an operator or parameter is unknown, a column has a wrong type, a feature does not have
-            the kind that its group declares, two features or vocabularies have the same name, or a scope
-            lists an unknown feature.
+            the kind that its group declares, a feature contains the label, two features or vocabularies have
+            the same name, or a scope lists an unknown feature.
     """
     columns: dict[str, Type] = {}
     for table in (config.log, config.users, config.items):
@@ -170,10 +178,14 @@ def plan_of(config: Config) -> FeaturePlan:
     log_columns = config.log.types
     for row_filter in filters:
         row_filter.bind(log_columns)
+    label = config.log.label.column
+    secret: set[str] = {LABEL} if label is None else {LABEL, label}
     for changer in changers:
-        columns = dict(changer.bind(columns))
+        before, columns = columns, dict(changer.bind(columns))
+        secret |= {new for new in columns.keys() - before.keys() if secret & set(changer.reads(new))}
     require_keys(config, changers, columns)
-    chains, features = plan_features(config.features, columns, config.log.label.column)
+    chains, features = plan_features(config.features, columns, label)
+    _require_no_changed_label(secret - {LABEL, label}, chains)
     require_scopes(config, features, chains)
     require_free_weight(config, columns, chains)
     return FeaturePlan(
@@ -244,8 +256,8 @@ def require_chains(
         label: the raw column with the label; None if the log has none.
 
     Raises:
-        ConfigError: a name is not allowed or not unique, a feature reads the label, or an operator reads a
-            column of a wrong type.
+        ConfigError: a name is not allowed or not unique, a feature contains the label, or an operator reads
+            a column of a wrong type.
     """
     _require_names(columns, chains)
     _require_unique(features, chains)
@@ -279,7 +291,12 @@ def require_free_weight(config: Config, columns: Mapping[str, Type], chains: Cha
 
 
 def _require_no_label(label: str | None, chains: Chains) -> None:
-    """Raises ConfigError if a feature reads the label, or a raw column with the name of the label."""
+    """Raises ConfigError if a feature reads the label, or a raw column with the name of the label.
+
+    Also raises ConfigError if an operator computes statistics of the label, because the statistics of a
+    training row would contain the label of this row. Operators that are computed out of fold may read the
+    label.
+    """
     for chain in chains:
         labels = [name for name in chain.inputs if name in (LABEL, label)]
         if labels:
@@ -288,6 +305,25 @@ def _require_no_label(label: str | None, chains: Chains) -> None:
                 "remove the column from features; if it is another column with the name of the label, write "
                 "a new `name` in log.columns, and the column's name in the raw log as `source`",
             )
+    for operator in (step.operator for chain in chains for step in chain.steps):
+        measured = [name for name in operator.reads() if name in (LABEL, label)]
+        if measured and not column_operator(operator.name)[1].out_of_fold:
+            raise ConfigError(
+                f"{operator.name} would compute features of a row from the label {measured[0]!r} of this row",
+                "use target_encoding, which encodes a row without the labels of the row's own fold",
+            )
+
+
+def _require_no_changed_label(secret: set[str], chains: Chains) -> None:
+    """Raises ConfigError if a feature reads a column of `secret`, which `prepare` computes from the label."""
+    read = {name for chain in chains for name in chain.inputs}
+    read |= {name for chain in chains for step in chain.steps for name in step.operator.reads()}
+    if secret & read:
+        raise ConfigError(
+            f"features are computed from {sorted(secret & read)}, which operators of `prepare` compute from "
+            "the label that a model must predict",
+            "remove these columns from features, or remove the label from the parameters of these operators",
+        )
 
 
 def history_types(history: History) -> dict[str, Type]:

@@ -47,6 +47,58 @@ def test_contradictory_columns_are_refused_by_name(
         plan_of(write_config(tmp_path, changes))
 
 
+def _dense(*columns: str, ops: list[Any]) -> dict[str, Any]:
+    return {"columns": list(columns), "kind": "dense", "ops": [*ops, {"fill": {"value": 0}}]}
+
+
+LAG = {"difference_lag": {"by": ["user"], "columns": ["label"]}}
+SUMS = {"groupby": {"by": ["user", "item"], "aggregates": {"I1": ["max"], "label_difference_lag_1": ["sum"]}}}
+
+
+@pytest.mark.parametrize(
+    "prepare, feature, problem",
+    [
+        (
+            [],
+            _dense("C1", ops=[{"join_groupby": {"statistics": ["mean"], "of": ["label"]}}]),
+            "join_groupby would compute features of a row from the label 'label' of this row",
+        ),
+        (
+            [LAG],
+            _dense("label_difference_lag_1", ops=[]),
+            r"\['label_difference_lag_1'\], which operators of",
+        ),
+        (
+            [{"difference_lag": {"by": ["label"], "columns": ["I1"]}}],
+            _dense("I1_difference_lag_1", ops=[]),
+            r"\['I1_difference_lag_1'\], which operators of `prepare` compute from the label",
+        ),
+        (
+            [{"groupby": {"by": ["user", "item"], "aggregates": {"label": ["mean"]}}}],
+            _dense("label_mean", ops=[]),
+            r"\['label_mean'\]",
+        ),
+        ([LAG, SUMS], _dense("label_difference_lag_1_sum", ops=[]), r"\['label_difference_lag_1_sum'\]"),
+        (
+            [LAG],
+            _dense("C1", ops=[{"target_encoding": {"target": "label_difference_lag_1"}}]),
+            r"\['label_difference_lag_1'\]",
+        ),
+    ],
+)
+def test_features_that_contain_the_label_are_refused(
+    tmp_path: Path, prepare: list[Any], feature: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        plan_of(write_config(tmp_path, {"prepare": prepare, "features": [feature], "scopes": {}}))
+
+
+def test_operators_that_keep_the_label_from_the_features_may_read_it(tmp_path: Path) -> None:
+    encoded = _dense("user", ops=[{"target_encoding": {"target": "label"}}])
+    changes = {"prepare": [LAG, SUMS], "features": [encoded, _dense("I1_max", ops=[])], "scopes": {}}
+    assert plan_of(write_config(tmp_path, changes)).features == ("user_te", "I1_max")
+
+
 def test_operators_of_single_columns_give_one_chain_per_column(tmp_path: Path) -> None:
     features = [
         {"columns": ["I{1..2}"], "kind": "dense", "ops": ["log1p"]},
