@@ -11,13 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from conf.errors import ConfigError
-from conf.lazy_imports import F
 from conf.load import config_digest
 from conf.raw_types import format_settings
 from etl.latest.item_titles import title_columns
-from etl.prepare.attributes import plain_array, read_attribute_table
+from etl.prepare.attributes import keyed_rows, needs_keys_of_log, plain_array, read_attribute_table
 from etl.raw.files import require_raw
-from etl.spark.raw_frames import read_attributes
+from etl.spark.raw_frames import keyed_frame, read_attributes
 from jobs.runner import run_job
 from scoring.delivery.published_lists import LakeTable, PublishedLists, RawUsers
 from scoring.delivery.sinks import deliver_to, read_settings, works_in_process
@@ -65,7 +64,7 @@ def run(context: RunContext) -> JobSummary:
         context.config.output.grace_hours,
         _features(context, manifest),
         partial(_titles, context) if title_columns(context.config) else None,
-        partial(_raw_users, context) if context.config.users is not None else None,
+        partial(_raw_users, context, manifest) if context.config.users is not None else None,
     )
     deliveries = []
     for module, settings in sinks:
@@ -106,8 +105,8 @@ def _titles(context: RunContext) -> LakeTable:
     return _open(context, context.lake.item_titles, ITEM_KEY)
 
 
-def _raw_users(context: RunContext) -> RawUsers:
-    """Opens the raw table of users of the run date.
+def _raw_users(context: RunContext, lists: Manifest) -> RawUsers:
+    """Opens the raw table of users of the run date, with the keys that users have in the lists.
 
     Raises:
         DataError: the table has no files.
@@ -123,14 +122,18 @@ def _raw_users(context: RunContext) -> RawUsers:
         is_positional = format_settings(table.format).is_positional
         columns = [column for column in table.columns if column.name in (key, *names) or is_positional]
         part = table.model_copy(update={"columns": columns})
+        users = None
+        if needs_keys_of_log(config, table, key):
+            partition = context.lake.users(str(lists.facts["workflow_version"])).partition(dt)
+            users = read_rows(context, partition, read_manifest(partition), columns=[USER_KEY])
         if context.in_process:
             rows = read_attribute_table(config, part, key, "users", dt, key, context.recorder)
-            arrays = {name: plain_array(rows[name]).cast(pa.string()) for name in (key, *names)}
-            return pa.table({USER_KEY: arrays.pop(key), **arrays})
+            rows = keyed_rows(config, part, rows, key, USER_KEY, users)
+            arrays = {name: plain_array(rows[name]).cast(pa.string()) for name in (USER_KEY, *names)}
+            return pa.table(arrays)
         frame = read_attributes(context.spark, config, part, key, "users", dt, key, context.recorder)
-        return frame.select(
-            F.col(f"`{key}`").cast("string").alias(USER_KEY), *(f"`{name}`" for name in names)
-        )
+        frame = keyed_frame(config, part, frame, key, USER_KEY, users)
+        return frame.select(USER_KEY, *(f"`{name}`" for name in names))
 
     return RawUsers(raw.digest, read)
 

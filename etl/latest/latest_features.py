@@ -8,7 +8,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Literal, assert_never
@@ -22,7 +22,14 @@ from pyspark.sql import functions as F
 from conf.types import SPLITS, Config, History, JoinedTable, Split, SplitConfig
 from etl.latest.item_titles import publish_titles
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
-from etl.prepare.attributes import attribute_rows, plain_array, read_attribute_table
+from etl.prepare.attributes import (
+    attribute_rows,
+    compares_integers,
+    keyed_rows,
+    needs_keys_of_log,
+    plain_array,
+    read_attribute_table,
+)
 from etl.prepare.click_tables import click_tables, clicks_of_log, clicks_of_parts, good_rows_of
 from etl.prepare.histories import as_history as as_history_table
 from etl.prepare.histories import lists_of_clicks, recent_clicks
@@ -35,7 +42,7 @@ from etl.raw.splits import SPLIT, assign_split, last_ranks, no_good_row
 from etl.raw.text_values import integers
 from etl.readers.arrow_values import one_array
 from etl.spark.frame_passes import as_history, clicks_before, last_clicks
-from etl.spark.raw_frames import ordered_rows, read_attributes
+from etl.spark.raw_frames import keyed_frame, ordered_rows, read_attributes
 from etl.workflow.feature_plan import FeaturePlan, history_types
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.rows import Rows, frame_of, select, unpersist
@@ -364,15 +371,17 @@ def publish_latest(
         for section in ("users", "items")
     ]
     keyed: dict[str, KeyedAttributes] = {}
+
+    def keys_of_log(key: str) -> Rows:
+        return latest_published_rows(workers, days, key, [], workflow.spec, plan.config.workflow.engine)
+
     for side in sides:
         if side.attributes and side.current is None:
-            of_log = latest_published_rows(
-                workers, days, side.key, [], workflow.spec, plan.config.workflow.engine
-            )
+            of_log = keys_of_log(side.key)
             keyed[side.section] = attributes_of(workers, plan, run_date, side.section, of_log)
 
     def read_items() -> Rows:
-        return (keyed.get("items") or attributes_of(workers, plan, run_date, "items")).rows
+        return (keyed.get("items") or _items_of(workers, plan, run_date, keys_of_log)).rows
 
     try:
         missing = {section: attributes.count_missing() for section, attributes in keyed.items()}
@@ -402,6 +411,14 @@ def publish_latest(
     finally:
         for attributes in keyed.values():
             attributes.release()
+
+
+def _items_of(
+    workers: Workers, plan: FeaturePlan, run_date: str, keys_of_log: Callable[[str], Rows]
+) -> KeyedAttributes:
+    """Returns the rows of the table of items. `keys_of_log` reads the distinct keys of the log."""
+    of_log = keys_of_log(ITEM_KEY) if needs_log(plan, "items") else None
+    return attributes_of(workers, plan, run_date, "items", of_log)
 
 
 def _rows_of_side(
@@ -460,6 +477,8 @@ def _side(
         raw = require_raw(plan.config, attributes, run_date, f"{section}.path", lake.recorder)
         side_inputs |= {"attributes": raw.digest, "layout": plan.layout}
         side_inputs["missing"] = missing_mode(plan.config, section)
+        if compares_integers(plan.config, attributes, _keyed_by(plan, section)[1]):
+            side_inputs["keys"] = "compared as integers"
     if histories and of_history:
         side_inputs["history"] = histories.digest
     if values and of_values:
@@ -502,6 +521,12 @@ def _require_rows(
 def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_out"]:
     """Returns `serve` if keys of the log without a row in the table are published, otherwise `leave_out`."""
     return config.items.missing if section == "items" and config.items else "serve"
+
+
+def needs_log(plan: FeaturePlan, section: Section) -> bool:
+    """Returns whether the keys of a table of attributes depend on those of the log (needs_keys_of_log)."""
+    _, name, table = _keyed_by(plan, section)
+    return needs_keys_of_log(plan.config, table, name)
 
 
 def features_of_history(plan: FeaturePlan, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
@@ -667,14 +692,14 @@ def keyed_table(
     """Does the same as `keyed_attributes`, but reads the rows in this process, as an Arrow table."""
     key, name, table = _keyed_by(plan, section)
     raw_rows = read_attribute_table(plan.config, table, name, section, run_date, name)
-    rows = raw_rows.append_column(key, _texts(raw_rows[name]))
+    keys = None if of_log is None else of_log.select([key])
+    if keys is not None and section == "users":
+        keys = _table_without(keys, erased_of_day(plan.config, run_date))
+    rows = keyed_rows(plan.config, table, raw_rows, name, key, keys)
     if section == "users":
         rows = _table_without(rows, erased_of_table(plan.config, table, run_date))
-    if of_log is None:
+    if keys is None:
         return KeyedAttributes(section, rows)
-    keys = of_log.select([key])
-    if section == "users":
-        keys = _table_without(keys, erased_of_day(plan.config, run_date))
     positions = attribute_rows(keys[key], rows[key], key)
     has_row = pc.if_else(positions.is_valid(), True, pa.scalar(None, pa.bool_()))
     compared = keys.append_column(_HAS_ROW, has_row)
@@ -684,16 +709,11 @@ def keyed_table(
             field.name: pa.nulls(len(missing), field.type)
             if field.name != name
             else _typed_keys(missing, field.type)
-            for field in raw_rows.schema
+            for field in rows.schema
         }
         added = pa.table({**columns, key: missing.cast(pa.string())}, rows.schema)
         rows = pa.concat_tables([rows, added])
     return KeyedAttributes(section, rows, compared)
-
-
-def _texts(column: pa.ChunkedArray) -> pa.Array:
-    """Returns the ids of a table of attributes as texts."""
-    return plain_array(column).cast(pa.string())
 
 
 def _typed_keys(keys: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -741,19 +761,20 @@ def keyed_attributes(
     """
     key, name, table = _keyed_by(plan, section)
     raw_rows = read_attributes(spark, plan.config, table, name, section, run_date, name)
-    rows = raw_rows.withColumn(key, F.col(name).cast("string"))
+    keys = None if of_log is None else frame_of(spark, of_log).select(key)
+    if keys is not None and section == "users":
+        keys = _without(keys, erased_of_day(plan.config, run_date))
+    rows = keyed_frame(plan.config, table, raw_rows, name, key, keys)
     if section == "users":
         rows = _without(rows, erased_of_table(plan.config, table, run_date))
-    if of_log is None:
+    if keys is None:
         return KeyedAttributes(section, rows)
-    keys = frame_of(spark, of_log).select(key)
-    if section == "users":
-        keys = _without(keys, erased_of_day(plan.config, run_date))
     compared = keys.join(rows.select(key, F.lit(True).alias(_HAS_ROW)), key, "left")
     if missing_mode(plan.config, section) == "serve":
         nulls = (
             (F.col(key) if field.name == name else F.lit(None)).cast(field.dataType).alias(field.name)
-            for field in raw_rows.schema
+            for field in rows.schema
+            if field.name != key
         )
         rows = rows.unionByName(compared.where(F.col(_HAS_ROW).isNull()).select(key, *nulls))
     return KeyedAttributes(section, rows, compared)

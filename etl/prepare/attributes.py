@@ -204,14 +204,7 @@ def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> 
     values = pa.concat_arrays(dictionaries)
     if values.type != known_values.type:
         values, known_values = _as_integers(values), _as_integers(known_values)
-        counted = pc.value_counts(known_values.drop_null())
-        twice = counted.filter(pc.greater(counted.field("counts"), 1))
-        if len(twice):
-            raise DataError(
-                f"the table with the column {name} has several texts for the integer "
-                f"{twice[0]['values'].as_py()}, but keys of the log are integers",
-                f"give {name} the same type in the log and in the table",
-            )
+        _require_one_text(known_values, name)
     known_index = pc.index_in(values, value_set=known_values, skip_nulls=True)
     starts = np.cumsum([0, *map(len, dictionaries)])
     parts = []
@@ -227,8 +220,92 @@ def plain_array(column: pa.ChunkedArray) -> pa.Array:
     return values.dictionary.take(values.indices) if isinstance(values, pa.DictionaryArray) else values
 
 
+def compares_integers(config: Config, table: RawTable, key: str) -> bool:
+    """Returns whether the key of a table of attributes is compared with the log as an integer.
+
+    This is so if the key is a text in one of the two and an integer in the other. For example, `00007` and 7
+    are then the same key.
+    """
+    return {config.log.types[key], table.types[key]} == {"int", "string"}
+
+
+def needs_keys_of_log(config: Config, table: RawTable, key: str) -> bool:
+    """Returns whether the keys of the log must be known to find the key of each row in a table of attributes.
+
+    This is so if the log has texts and the table integers: 7 may be the key `7` or `00007` of the log.
+    """
+    return compares_integers(config, table, key) and table.types[key] == "int"
+
+
+def key_texts(config: Config, table: RawTable, rows: pa.Table, name: str) -> pa.Array:
+    """Returns the key of each row of a table of attributes, as a text.
+
+    If integers are compared (`compares_integers`), a text that is an integer becomes the text of the integer.
+    """
+    own = plain_array(rows[name])
+    texts = own.cast(pa.string())
+    if not compares_integers(config, table, name):
+        return texts
+    return pc.coalesce(_as_integers(own).cast(pa.string()), texts)
+
+
+def keyed_rows(
+    config: Config, table: RawTable, rows: pa.Table, name: str, key: str, of_log: pa.Table | None = None
+) -> pa.Table:
+    """Returns the rows of a table of attributes with the keys of the log.
+
+    `etl.spark.raw_frames.keyed_frame` returns the same rows as a frame. If integers are compared
+    (`compares_integers`), the result has one row for each key. If several keys of the log are the same
+    integer, such as `7` and `07`, each of them has a row. If no key of the log is this integer, the key is
+    the text of the integer. If the key in the table is a text that is no integer, it is the key.
+
+    Args:
+        config: the configuration of the run.
+        table: the table of attributes.
+        rows: the result of `read_attribute_table`.
+        name: the column of the key. In the result, it has the type and the values of the log.
+        key: user_key or item_key, the column that the function adds: the key as a text.
+        of_log: rows with the distinct values of the column `key` in the log. They are needed only if the log
+            has texts and the table integers (`needs_keys_of_log`).
+
+    Raises:
+        DataError: integers are compared, and two different texts in the table are the same integer.
+    """
+    texts = key_texts(config, table, rows, name)
+    if not compares_integers(config, table, name):
+        return rows.append_column(key, texts)
+    numbers = _as_integers(plain_array(rows[name]))
+    _require_one_text(numbers, name)
+    keyed, has_texts = rows, needs_keys_of_log(config, table, name)
+    if has_texts and of_log is not None:
+        log_keys = plain_array(of_log[key])
+        found = pc.index_in(integers(log_keys), value_set=numbers, skip_nulls=True)
+        others = pc.invert(pc.is_in(pa.array(np.arange(len(rows)), pa.int32()), value_set=found))
+        keyed = pa.concat_tables([rows.take(found.drop_null()), rows.filter(others)]).combine_chunks()
+        texts = pa.concat_arrays([log_keys.filter(found.is_valid()), texts.filter(others)])
+    values = (texts if has_texts else numbers).dictionary_encode()
+    return keyed.set_column(keyed.column_names.index(name), name, values).append_column(key, texts)
+
+
 def _as_integers(values: pa.Array) -> pa.Array:
     return integers(values) if pa.types.is_string(values.type) else values
+
+
+def _require_one_text(keys: pa.Array, name: str) -> None:
+    """Raises DataError if an integer occurs more than once among the keys of a table."""
+    counted = pc.value_counts(keys.drop_null())
+    twice = counted.filter(pc.greater(counted.field("counts"), 1))
+    if len(twice):
+        raise several_texts(name, twice[0]["values"].as_py())
+
+
+def several_texts(name: str, number: int) -> DataError:
+    """Returns the error for a table in which several texts of the key `name` are the same integer."""
+    return DataError(
+        f"the table with the column {name} has several texts for the integer {number}, but keys of the log "
+        "are integers",
+        f"give {name} the same type in the log and in the table",
+    )
 
 
 def _require_unique_keys(rows: pa.Table, keys: Sequence[str], read: Sequence[ReadBlock]) -> None:

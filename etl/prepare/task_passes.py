@@ -17,7 +17,7 @@ from conf.errors import ConfigError, InfrastructureError
 from conf.raw_types import RawTable
 from conf.types import SPLITS, History, Negatives, Split, SplitConfig
 from etl.ops import RowChanger
-from etl.prepare.attributes import join_attributes, plain_array, read_attribute_table
+from etl.prepare.attributes import join_attributes, key_texts, read_attribute_table
 from etl.prepare.click_tables import ClickFiles, click_tables
 from etl.prepare.histories import add_history
 from etl.prepare.last_values import join_values, value_tables
@@ -258,8 +258,7 @@ class TaskPasses(PreparedPasses):
         if known not in self._saved:
             rows = read_attribute_table(config, table, key, section, raw.dt, key, raw.recorder)
             if section == "users" and (erased := erased_of_table(config, table, raw.dt)) is not None:
-                ids = plain_array(rows[key]).cast(pa.string())
-                rows = rows.filter(pa.array(~erased.are_in(ids)))
+                rows = rows.filter(pa.array(~erased.are_in(key_texts(config, table, rows, key))))
             self._saved[known] = save_table(rows, self._new_file())
         return self._saved[known]
 

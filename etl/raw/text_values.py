@@ -59,6 +59,11 @@ def integers(text: pa.Array) -> pa.Array:
     return pa.array(converted, pa.int64())
 
 
+def integers_of_texts(text: SparkColumn) -> SparkColumn:
+    """Converts a Spark column of texts to integers, as `integers` converts an array."""
+    return F.when(text.rlike(_INTEGER), text.cast("bigint"))
+
+
 def numbers(text: pa.Array) -> pa.Array:
     """Converts an array of n texts to doubles."""
     is_number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)

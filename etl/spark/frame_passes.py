@@ -38,7 +38,7 @@ from etl.raw.files import RawFiles, impressions_of
 from etl.raw.layout_digest import click_days
 from etl.raw.splits import DAY, SPLIT, add_negatives, assign_split
 from etl.readers.impressions import ERROR, log_counts, read_impressions, unreadable
-from etl.spark.raw_frames import column_types, ordered_rows, read_attributes
+from etl.spark.raw_frames import column_types, join_attributes, key_text, ordered_rows, read_attributes
 from etl.text.parse_block import layout_of_days
 from etl.text.published_days import ScannedDay
 from etl.text.stored_rows import LINE, TASK, RowsFile
@@ -405,8 +405,8 @@ def prepare_frame(
                 )
                 erased = erased_of_table(plan.config, table, raw.dt) if section == "users" else None
                 if erased is not None:
-                    attributes = attributes.where(~is_erased(F.col(key).cast("string"), erased))
-                rows = rows.join(attributes, key, "left")
+                    attributes = attributes.where(~is_erased(key_text(plan.config, table, key), erased))
+                rows = join_attributes(plan.config, rows, attributes, table, key)
     if values is not None:
         before = frame_of(spark, values.before(raw.dt, as_frame=True))
         rows = frame_of(spark, join_values(rows, before, values.names, timed=values.timed))

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import Config, RawTable
-from etl.prepare.attributes import read_attribute_table
+from etl.prepare.attributes import compares_integers, needs_keys_of_log, read_attribute_table, several_texts
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles, require_raw
-from etl.raw.text_values import ARROW_TYPES
+from etl.raw.text_values import ARROW_TYPES, integers_of_texts
 from etl.readers.base import TableReader, open_table
 from etl.readers.table_heads import first_reasons
 from etl.text.parse_block import FileLayout, columns_to_parse, layout_of_days, read_split
@@ -88,6 +88,7 @@ def _rows_of(
 # Reads tables other than the log, such as attributes of users or items, as Spark frames.
 
 _REJECTED = "_rejected"
+_NUMBER = "_number"
 
 
 def read_attributes(
@@ -127,6 +128,58 @@ def read_attributes(
         read_attribute_table(config, table, key, section, dt, id_column)
         raise ValueError(f"internal error, please report: {section} has invalid rows in Spark only")
     return rows.drop(_REJECTED)
+
+
+def join_attributes(
+    config: Config, rows: DataFrame, attributes: DataFrame, table: RawTable, key: str
+) -> DataFrame:
+    """Joins rows with a table of attributes, as etl.prepare.attributes.join_attributes joins Arrow tables."""
+    if not compares_integers(config, table, key):
+        return rows.join(attributes, key, "left")
+    numbered = attributes.withColumn(_NUMBER, _as_integer(key, table)).drop(key)
+    _require_one_text(numbered, key)
+    log_key = _as_integer(key, config.log)
+    return rows.withColumn(_NUMBER, log_key).join(numbered, _NUMBER, "left").drop(_NUMBER)
+
+
+def key_text(config: Config, table: RawTable, name: str) -> Column:
+    """Returns the key of a row of a table of attributes, as etl.prepare.attributes.key_texts returns it."""
+    text = F.col(name).cast("string")
+    if not compares_integers(config, table, name):
+        return text
+    return F.coalesce(_as_integer(name, table).cast("string"), text)
+
+
+def keyed_frame(
+    config: Config, table: RawTable, rows: DataFrame, name: str, key: str, of_log: DataFrame | None = None
+) -> DataFrame:
+    """Returns the rows of a table of attributes with the keys of the log.
+
+    etl.prepare.attributes.keyed_rows returns the same rows as an Arrow table, and describes the arguments.
+    """
+    if not compares_integers(config, table, name):
+        return rows.withColumn(key, key_text(config, table, name))
+    numbered, text = rows.withColumn(_NUMBER, _as_integer(name, table)), key_text(config, table, name)
+    _require_one_text(numbered, name)
+    if not needs_keys_of_log(config, table, name):
+        return numbered.withColumn(key, text).withColumn(name, F.col(_NUMBER)).drop(_NUMBER)
+    if of_log is not None:
+        keys = of_log.select(key, integers_of_texts(F.col(key)).alias(_NUMBER))
+        numbered, text = numbered.join(keys, _NUMBER, "left"), F.coalesce(F.col(key), text)
+    return numbered.withColumn(key, text).withColumn(name, F.col(key)).drop(_NUMBER)
+
+
+def _as_integer(key: str, table: RawTable) -> Column:
+    """Returns the integers of a key, which is an integer or a text in `table`."""
+    return F.col(key) if table.types[key] == "int" else integers_of_texts(F.col(key))
+
+
+def _require_one_text(numbered: DataFrame, name: str) -> None:
+    """Raises DataError if an integer occurs more than once among the keys of a table."""
+    counted = numbered.where(F.col(_NUMBER).isNotNull()).groupBy(_NUMBER).count()
+    twice = counted.where("count > 1").orderBy(_NUMBER).first()
+    if twice is not None:
+        raise several_texts(name, twice[_NUMBER])
 
 
 def _read_split(

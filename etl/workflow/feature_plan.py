@@ -165,6 +165,7 @@ def plan_of(config: Config) -> FeaturePlan:
     columns: dict[str, Type] = {}
     for table in (config.log, config.users, config.items):
         columns |= table.types if table else {}
+    columns |= config.log.types  # The keys of rows are those of the log.
     if config.history:
         columns |= history_types(config.history)
     if config.last_values:

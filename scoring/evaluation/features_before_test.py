@@ -22,6 +22,7 @@ from etl.latest.latest_features import (
     histories_of,
     latest_values,
     missing_mode,
+    needs_log,
     with_histories,
     with_values,
 )
@@ -107,7 +108,7 @@ def rows_before_test(
     rows: Rows
     if attributes is not None:
         of_log = None
-        if missing_mode(context.config, section) == "serve":
+        if missing_mode(context.config, section) == "serve" or needs_log(plan, section):
             of_log = _latest_published(context, _published_rows(context, dataset, known), key, [], spec)
         keyed = attributes_of(workers, plan, context.run_date, section, of_log)
         rows = encode_rows(workflow, values.join(keyed.rows) if values else keyed.rows, columns, key)

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from jobs.checks import check_sinks
+from jobs.deliver_recommendations import _raw_users
 from jobs.deliver_recommendations import run as deliver_recommendations
 from scoring.delivery.published_lists import (
     Erased,
@@ -33,11 +34,15 @@ from scoring.delivery.published_lists import (
 )
 from scoring.delivery.sinks import csv as sink_csv
 from spark.profile import DEFAULT_PROFILE, find_profile
+from spark.rows import records
 from storage import file_io
 from storage.manifest import FileEntry, Manifest, read_manifest
 from storage.paths import Partition
+from storage.publish import publish_rows
+from storage.run_context import RunContext
 from tests.delivery.conftest import PublishedRuns
 from tests.delivery.test_json_lines import published, published_table
+from tests.etl.cases import LOG, write_config
 from tests.scoring.scoring_lake import RUN_DATE
 
 # Ids that need quotes, or that look like several fields or lines.
@@ -273,6 +278,28 @@ def test_the_job_reads_the_texts_of_users_when_it_delivers(runs: PublishedRuns, 
         deliver_recommendations(without)
     with pytest.raises(ConfigError, match=r"user_columns=\['email'\], which the section `users` does not"):
         check_sinks(without.config, find_profile(DEFAULT_PROFILE))
+
+
+@pytest.mark.parametrize("road", ["table", "frame"])
+@pytest.mark.parametrize("of_log, of_table", [("int", "string"), ("string", "int")])
+def test_columns_of_users_are_found_by_ids_of_another_type(
+    spark: SparkSession, tmp_path: Path, road: str, of_log: str, of_table: str
+) -> None:
+    """If the log has integers, its users are 7 and 8; if it has texts, they are 007 and 8."""
+    columns = [{**one, "type": of_log} if one["name"] == "user" else one for one in LOG["log"]["columns"]]
+    mails = tmp_path / "users.csv"
+    mails.write_text(f"user,email\n{'007' if of_table == 'string' else '7'},seven\n8,eight\n")
+    of_users = [{"name": "user", "type": of_table}, {"name": "email", "type": "string"}]
+    changes = {"log": {**LOG["log"], "columns": columns}, "scopes": {}}
+    users = {"path": str(mails), "format": "csv", "columns": of_users}
+    config = write_config(tmp_path, changes, {"users": users})
+    context = RunContext("test", config, RUN_DATE, open_session=lambda _: spark, in_process=road == "table")
+    wanted = "7" if of_log == "int" else "007"
+    of_lists = pa.table({"user_key": [wanted, "8"]})
+    partition = context.lake.users("v").partition(RUN_DATE)
+    lists = publish_rows(of_lists, partition, inputs={}, row_group_rows=9, facts={"workflow_version": "v"})
+    read = records(_raw_users(context, lists).read(["email"]))
+    assert {row["user_key"]: row["email"] for row in read} == {wanted: "seven", "8": "eight"}
 
 
 def test_columns_of_users_have_names_of_their_own(tmp_path: Path) -> None:

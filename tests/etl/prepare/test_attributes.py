@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError, NightrankError
 from conf.types import Config, RawTable
+from etl.latest.latest_features import keyed_attributes, keyed_table
 from etl.prepare.attributes import join_attributes, read_attribute_table
 from etl.readers import text
+from etl.spark import raw_frames
 from etl.spark.raw_frames import read_attributes
+from etl.workflow.feature_plan import plan_of
 from spark.rows import Rows
 from tests.etl import cases
 
@@ -184,7 +187,7 @@ def test_what_is_no_id_may_be_any_text(spark: SparkSession, tmp_path: Path) -> N
 
 
 def joined_by_spark(spark: SparkSession, rows: pa.Table, attributes: pa.Table, key: str) -> list[Any]:
-    """The join of etl.spark.frame_passes."""
+    """The join of Spark, which compares a text and an integer as integers."""
     frames = [
         spark.createDataFrame(
             [tuple(row.values()) for row in table.to_pylist()],
@@ -249,3 +252,79 @@ def test_a_join_keeps_dictionaries_and_ignores_texts_that_are_no_integers() -> N
     with pytest.raises(DataError, match="several texts for the integer 1"):
         join_attributes(pa.table({"user": [2]}), twice, "user")
     assert join_attributes(pa.table({"user": pa.array([], pa.int64())}), attributes, "user").num_rows == 0
+
+
+def mixed(folder: Path, of_log: str, of_table: str, users: Sequence[str]) -> Config:
+    """A log and a table of users whose ids have the types `of_log` and `of_table`; `age` is the line."""
+    log = {**cases.LOG["log"]}
+    log["columns"] = [
+        {**column, "type": of_log} if column["name"] == "user" else column for column in log["columns"]
+    ]
+    columns = [{"name": "user", "type": of_table}, {"name": "age", "type": "int"}]
+    table = {"path": "{data}/users.csv", "format": "csv", "columns": columns}
+    (folder / "raw").mkdir()
+    lines = [f"{user},{number}\n" for number, user in enumerate(users)]
+    (folder / "raw/users.csv").write_text("user,age\n" + "".join(lines))
+    return cases.write_config(folder, {"log": log, "users": table, "scopes": {}})
+
+
+@pytest.mark.parametrize("road", ["table", "frame"])
+@pytest.mark.parametrize(
+    "of_log, of_table, users, expected",
+    [
+        # A text that is no key of the log stays as it is. The log has no key 9.
+        (
+            "int",
+            "string",
+            ["00001", "x1", "+3.0", "9"],
+            {"1": (1, 0), "x1": (None, 1), "3": (3, 2), "9": (9, 3), "2": (2, None)},
+        ),
+        # The log has two texts for 1, and the table has no 2.
+        (
+            "string",
+            "int",
+            ["1", "3", "9"],
+            {"001": ("001", 0), "1": ("1", 0), "03": ("03", 1), "9": ("9", 2), "002": ("002", None)},
+        ),
+        ("string", "string", ["1", "03"], {"1": ("1", 0), "03": ("03", 1), "001": ("001", None)}),
+    ],
+)
+def test_users_have_the_ids_of_the_log_if_the_table_has_another_type(
+    spark: SparkSession,
+    tmp_path: Path,
+    road: str,
+    of_log: str,
+    of_table: str,
+    users: list[str],
+    expected: dict[str, tuple[Any, int | None]],
+) -> None:
+    plan = plan_of(mixed(tmp_path, of_log, of_table, users))
+    assert plan.columns["user"] == of_log
+    log = pa.table({"user_key": [user for user in expected if user not in ("x1", "9")]})
+    if road == "table":
+        keyed = keyed_table(plan, DAY, "users", log)
+        assert isinstance(keyed.rows, pa.Table)
+        rows = keyed.rows.to_pylist()
+    else:
+        keyed = keyed_attributes(spark, plan, DAY, "users", log)
+        rows = [row.asDict() for row in keyed.rows.collect()]  # type: ignore[union-attr]
+    assert {row["user_key"]: (row["user"], row["age"]) for row in rows} == expected
+    assert len(rows) == len(expected)
+    missing = keyed.count_missing()
+    keyed.release()
+    assert (missing.in_log, missing.without_row) == (len(log), 1)
+
+
+@pytest.mark.parametrize("road", ["table", "frame", "join"])
+def test_two_texts_for_the_same_integer_are_refused(spark: SparkSession, tmp_path: Path, road: str) -> None:
+    config = mixed(tmp_path, "int", "string", ["7", "x", "07"])
+    assert config.users is not None
+    attributes = read_attributes(spark, config, config.users, "user", "users", DAY, "user")
+    rows = spark.createDataFrame([(7,)], "user bigint")
+    roads: dict[str, Callable[[], object]] = {
+        "table": lambda: keyed_table(plan_of(config), DAY, "users"),
+        "frame": lambda: keyed_attributes(spark, plan_of(config), DAY, "users"),
+        "join": lambda: raw_frames.join_attributes(config, rows, attributes, config.users, "user"),
+    }
+    with pytest.raises(DataError, match="column user has several texts for the integer 7"):
+        roads[road]()
