@@ -36,6 +36,10 @@ class DifferenceLag(RowChanger):
     the two values is null. The new columns are named `<column>_difference_lag_<lag>`. A null in a key column
     is treated like any other value. Differences outside the range of float32 are clipped to this range.
 
+    Rows that the section `negatives` adds are never the earlier row. They have the difference of the positive
+    row for which they were drawn, because they have the same user and time. So `by` and `columns` must then
+    not list columns that depend on the item, and `groupby` must not come before this operator.
+
     | user | time | I1 | I1_difference_lag_1 (by user) |
     |------|------|----|-------------------------------|
     | u    | 1    | 5  | null                          |
@@ -44,6 +48,7 @@ class DifferenceLag(RowChanger):
     """
 
     name: ClassVar[str] = "difference_lag"
+    of_log_rows: ClassVar[bool] = True
     by: Texts = Field(min_length=1, description="Columns whose values together form the key.")
     columns: Texts = Field(min_length=1, description="Numeric columns whose differences are computed.")
     lag: Integer = Field(

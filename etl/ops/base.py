@@ -559,7 +559,14 @@ class RowChanger(FrameOperator):
 
     `apply` processes Spark frames, and `apply_table` processes Arrow tables. Both return the same rows, in
     any order.
+
+    Attributes:
+        of_log_rows: whether the operator must not get the rows that the section `negatives` adds. Such a row
+            then has the new columns of the positive row for which it was drawn. The operator must keep all
+            rows.
     """
+
+    of_log_rows: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, rows: DataFrame) -> DataFrame:

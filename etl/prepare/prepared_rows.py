@@ -320,6 +320,29 @@ def add_negatives(rows: pa.Table, config: Negatives, item_column: str, items: Da
     return pa.concat_tables(parts)
 
 
+def add_to_log_rows(rows: pa.Table, stride: int, add: Callable[[pa.Table], pa.Table]) -> pa.Table:
+    """Adds columns to the rows of the log, and gives negatives the values of their positive rows.
+
+    Args:
+        rows: the result of `add_negatives`, perhaps with further columns.
+        stride: per_positive + 1.
+        add: returns the rows that it gets with further columns, in the same order.
+
+    Returns:
+        All rows in the same order, with the columns that `add` has added.
+    """
+    row_ids = integers_of(rows.column(ROW_ID))
+    of_log = row_ids - row_ids % stride
+    is_logged = row_ids == of_log
+    added = add(rows.filter(pa.array(is_logged)))
+    order = np.argsort(row_ids[is_logged])
+    places = pa.array(order[np.searchsorted(row_ids[is_logged], of_log, sorter=order)])
+    for name in added.column_names:
+        if name not in rows.column_names:
+            rows = rows.append_column(name, whole(added.column(name)).take(places))
+    return rows
+
+
 def split_numbers(rows: pa.Table) -> np.ndarray:
     """Returns the index of each row's split: 0 for train or without splits, 1 for validation, 2 for test."""
     if SPLIT not in rows.column_names:

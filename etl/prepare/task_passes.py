@@ -27,6 +27,7 @@ from etl.prepare.prepared_rows import (
     DayItems,
     add_negatives,
     add_positions,
+    add_to_log_rows,
     assign_split,
     count_times,
     impressions_table,
@@ -479,7 +480,7 @@ def prepare(rows: pa.Table, preparation: Preparation, day: DayInputs) -> pa.Tabl
     if day.last_values:
         values = load_table(day.last_values)
         rows = join_values(rows, values, preparation.last_values, timed=preparation.has_time)
-    rows = apply_row_operators(rows, preparation.changers)
+    rows = apply_row_operators(rows, preparation.changers, preparation.negatives)
     kept = [name for name in (*preparation.columns, SPLIT) if name in rows.column_names]
     return rows.select(kept)
 
@@ -560,12 +561,15 @@ def keep_users_together(changers: Sequence[RowChanger], user_column: str | None)
     return all(user_column in changer.key_columns() for changer in changers)
 
 
-def apply_row_operators(rows: pa.Table, changers: Sequence[RowChanger]) -> pa.Table:
+def apply_row_operators(
+    rows: pa.Table, changers: Sequence[RowChanger], negatives: Negatives | None = None
+) -> pa.Table:
     """Returns the rows after all operators, in the order of the configuration.
 
     Args:
         rows: all rows of a day, or all rows of some of its users (`keep_users_together`).
         changers: the operators of the configuration that change rows.
+        negatives: the section `negatives` of the configuration, if it has added negatives to `rows`.
 
     Raises:
         ConfigError: an operator can process only Spark frames, or does not return a table with the columns
@@ -573,7 +577,10 @@ def apply_row_operators(rows: pa.Table, changers: Sequence[RowChanger]) -> pa.Ta
     """
     require_table_forms(changers)
     for changer in changers:
-        changed = changer.apply_table(rows)
+        if negatives and changer.of_log_rows:
+            changed = add_to_log_rows(rows, negatives.per_positive + 1, changer.apply_table)
+        else:
+            changed = changer.apply_table(rows)
         if not isinstance(changed, pa.Table) or not {ROW_ID, LABEL} <= set(changed.column_names):
             raise ConfigError(
                 f"`apply_table` of the operator {changer.name} did not return a pyarrow.Table with the "

@@ -295,6 +295,21 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str, weighted
     return logged.unionByName(negatives.select(*rows.columns))
 
 
+def add_to_log_rows(rows: DataFrame, stride: int, add: Callable[[DataFrame], DataFrame]) -> DataFrame:
+    """Adds columns to the rows of the log, and gives negatives the values of their positive rows.
+
+    etl.prepare.prepared_rows.add_to_log_rows does the same with Arrow tables, and describes the arguments.
+    """
+    added = add(rows.where(F.col(ROW_ID) % stride == 0))
+    new = [name for name in added.columns if name not in rows.columns]
+    of_log = added.select(F.col(ROW_ID).alias("_log_row"), *new)
+    return (
+        rows.withColumn("_log_row", F.col(ROW_ID) - F.col(ROW_ID) % stride)
+        .join(of_log, "_log_row")
+        .drop("_log_row")
+    )
+
+
 def drawn_rows(config: Negatives) -> str:
     """Returns an SQL condition that is true for drawn negatives in a feature table, else false."""
     return f"{ROW_ID} % {config.per_positive + 1} <> 0"

@@ -36,7 +36,7 @@ from etl.quality.day_counts import DayCounts
 from etl.raw.erased_users import erased_of_table, is_erased
 from etl.raw.files import RawFiles, impressions_of
 from etl.raw.layout_digest import click_days
-from etl.raw.splits import DAY, SPLIT, add_negatives, assign_split
+from etl.raw.splits import DAY, SPLIT, add_negatives, add_to_log_rows, assign_split
 from etl.readers.impressions import ERROR, log_counts, read_impressions, unreadable
 from etl.spark.raw_frames import column_types, join_attributes, key_text, ordered_rows, read_attributes
 from etl.text.parse_block import layout_of_days
@@ -411,8 +411,16 @@ def prepare_frame(
         before = frame_of(spark, values.before(raw.dt, as_frame=True))
         rows = frame_of(spark, join_values(rows, before, values.names, timed=values.timed))
     rows = rows.withColumn(DAY, F.lit(raw.dt))
+    return _apply_row_operators(rows, plan)
+
+
+def _apply_row_operators(rows: DataFrame, plan: FeaturePlan) -> DataFrame:
+    negatives = plan.config.negatives
     for changer in plan.changers:
-        rows = changer.apply(rows)
+        if negatives and changer.of_log_rows:
+            rows = add_to_log_rows(rows, negatives.per_positive + 1, changer.apply)
+        else:
+            rows = changer.apply(rows)
     return rows
 
 

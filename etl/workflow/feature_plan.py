@@ -179,14 +179,15 @@ def plan_of(config: Config) -> FeaturePlan:
     log_columns = config.log.types
     for row_filter in filters:
         row_filter.bind(log_columns)
+    _require_values_of_log_rows(config, changers, columns)
     label = config.log.label.column
-    secret: set[str] = {LABEL} if label is None else {LABEL, label}
+    secret = {LABEL} if label is None else {LABEL, label}
+    secret = _computed_from(secret, changers, columns) - secret
     for changer in changers:
-        before, columns = columns, dict(changer.bind(columns))
-        secret |= {new for new in columns.keys() - before.keys() if secret & set(changer.reads(new))}
+        columns = dict(changer.bind(columns))
     require_keys(config, changers, columns)
     chains, features = plan_features(config.features, columns, label)
-    _require_no_changed_label(secret - {LABEL, label}, chains)
+    _require_no_changed_label(secret, chains)
     require_scopes(config, features, chains)
     require_free_weight(config, columns, chains)
     return FeaturePlan(
@@ -325,6 +326,54 @@ def _require_no_changed_label(secret: set[str], chains: Chains) -> None:
             "the label that a model must predict",
             "remove these columns from features, or remove the label from the parameters of these operators",
         )
+
+
+def _computed_from(names: set[str], changers: Sequence[RowChanger], columns: Mapping[str, Type]) -> set[str]:
+    """Returns `names`, and the columns that `changers` compute from them.
+
+    `columns` maps the columns before the operators to their types.
+    """
+    computed = set(names)
+    for changer in changers:
+        before, columns = columns, changer.bind(columns)
+        computed |= {new for new in columns.keys() - before.keys() if computed & set(changer.reads(new))}
+    return computed
+
+
+def _require_values_of_log_rows(
+    config: Config, changers: Sequence[RowChanger], columns: Mapping[str, Type]
+) -> None:
+    """Raises ConfigError if drawn negatives cannot have the values that an operator computes for log rows.
+
+    A drawn negative has the user and the time of its positive row, but another item. `columns` maps the
+    columns before the operators to their types.
+    """
+    if config.negatives is None or config.keys is None:
+        return
+    of_items = {config.keys.item, *(config.items.names if config.items else ())}
+    of_items |= set(config.last_values.new_columns) if config.last_values else set()
+    of_items |= {config.serving.row_column} if config.serving.row_column else set()
+    for number, changer in enumerate(changers):
+        if not changer.of_log_rows:
+            continue
+        if any(earlier.name == "groupby" for earlier in changers[:number]):
+            raise ConfigError(
+                f"groupby comes before {changer.name}, but `negatives` adds rows that keep the values of "
+                f"{changer.name} for their positive row, and groupby can combine this row with others",
+                f"put {changer.name} before groupby, or remove the section negatives",
+            )
+        before: Mapping[str, Type] = columns
+        for earlier in changers[:number]:
+            before = earlier.bind(before)
+        added = changer.bind(before).keys() - before.keys()
+        read = {name for new in added for name in changer.reads(new)}
+        wrong = sorted(read & _computed_from(of_items, changers[:number], columns))
+        if wrong:
+            raise ConfigError(
+                f"{changer.name} reads {wrong}, which depend on the item of a row: `negatives` puts another "
+                "item into a row, which keeps the values that the operator computes for the positive row",
+                f"remove these columns from {changer.name}, or remove the section negatives",
+            )
 
 
 def history_types(history: History) -> dict[str, Type]:
@@ -556,6 +605,10 @@ def _has_oov_id(chain: Chain) -> bool:
 _POSITIONS = "last impression before the row, or smallest position of the day"
 
 
+# The same for differences, if negatives are drawn.
+_DIFFERENCES = "of log rows, and for negatives of their positive rows"
+
+
 def preparation(config: Config) -> dict[str, str]:
     """Returns the versions of the methods that draw negatives, divide rows into splits and add columns.
 
@@ -568,15 +621,15 @@ def preparation(config: Config) -> dict[str, str]:
     empty, partitions of earlier releases remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
-    operators = operator_digests(
-        entry if isinstance(entry, str) else next(iter(entry)) for entry in config.prepare
-    )
+    names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in config.prepare]
+    operators = operator_digests(names)
     method = GROUP_METHOD if config.keys and config.keys.group else METHOD
     history = _settings_of(config.history) if config.history else {}
     values = config.last_values.model_dump() if config.last_values else {}
     positions = _positions_method(config)
     return {
         **({"negatives": DRAW} if config.negatives else {}),
+        **({"difference_lag": _DIFFERENCES} if config.negatives and "difference_lag" in names else {}),
         **({"split": CUT} if by_position else {}),
         **({"history": f"{method}, {digest_of(history)}"} if history else {}),
         **({"last_values": f"{VALUES_METHOD}, {digest_of(values)}"} if values else {}),

@@ -16,6 +16,7 @@ from tests.etl.prepare import random_logs
 
 AGE = {"name": "age", "type": "int"}
 USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user", "type": "string"}, AGE]}
+LAG_OF_ITEMS = {"difference_lag": {"by": ["user", "item"], "columns": ["I1"]}}
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,20 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
         (
             {"negatives": {"per_positive": 1}, "scopes": {"item": ["I1"]}},
             r"puts another item into a row, but scopes\.item lists \['I1'\]",
+        ),
+        (
+            {"negatives": {"per_positive": 1}, "prepare": [LAG_OF_ITEMS]},
+            r"difference_lag reads \['item'\], which depend on the item of a row: `negatives` puts",
+        ),
+        (
+            {
+                "negatives": {"per_positive": 1},
+                "prepare": [
+                    {"groupby": {"by": ["user", "item"], "aggregates": {"I1": ["sum"]}}},
+                    {"difference_lag": {"by": ["user"], "columns": ["I1_sum"]}},
+                ],
+            },
+            "groupby comes before difference_lag, but `negatives` adds rows",
         ),
         (
             {"prepare": [{"groupby": {"by": ["user"], "aggregates": {"I1": ["sum"]}}}]},
@@ -97,6 +112,14 @@ def test_operators_that_keep_the_label_from_the_features_may_read_it(tmp_path: P
     encoded = _dense("user", ops=[{"target_encoding": {"target": "label"}}])
     changes = {"prepare": [LAG, SUMS], "features": [encoded, _dense("I1_max", ops=[])], "scopes": {}}
     assert plan_of(write_config(tmp_path, changes)).features == ("user_te", "I1_max")
+
+
+def test_without_negatives_differences_may_depend_on_the_item(tmp_path: Path) -> None:
+    plan = plan_of(write_config(tmp_path, {"prepare": [LAG_OF_ITEMS], "scopes": {}}))
+    assert "difference_lag" not in plan.methods
+    by_user = {"difference_lag": {"by": ["user"], "columns": ["I1"]}}
+    changes = {"prepare": [by_user], "negatives": {"per_positive": 1}, "scopes": {}}
+    assert "difference_lag" in plan_of(write_config(tmp_path, changes)).methods
 
 
 def test_operators_of_single_columns_give_one_chain_per_column(tmp_path: Path) -> None:

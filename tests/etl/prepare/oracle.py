@@ -431,7 +431,8 @@ def prepared_rows(config: Config, day: str, erased: Erased = MappingProxyType({}
             rows = joined(config, rows, table, key, day, gone) if table else rows
     for name, settings in _operators(config):
         if name == "difference_lag":
-            rows = with_differences(rows, settings)
+            stride = config.negatives.per_positive + 1 if config.negatives and config.keys else 1
+            rows = with_differences(rows, settings, stride)
         elif name == "groupby":
             rows = combined(rows, settings)
         elif name not in ("filter", "dropna"):
@@ -686,13 +687,15 @@ def joined(
 # Operators of `prepare` that change rows
 
 
-def with_differences(rows: Sequence[Row], settings: Mapping[str, Any]) -> list[Row]:
-    """The operator `difference_lag`."""
+def with_differences(rows: Sequence[Row], settings: Mapping[str, Any], stride: int = 1) -> list[Row]:
+    """The operator `difference_lag`. Every row whose row_id is no multiple of `stride` is a drawn negative."""
     lag, result = settings.get("lag", 1), []
+    of_log = [row for row in rows if row["row_id"] % stride == 0]
     for row in rows:
-        alike = [other for other in rows if _same(row, other, settings["by"])]
+        alike = [other for other in of_log if _same(row, other, settings["by"])]
         alike.sort(key=_place)
-        place = [other["row_id"] for other in alike].index(row["row_id"]) - lag
+        positive = row["row_id"] - row["row_id"] % stride
+        place = [other["row_id"] for other in alike].index(positive) - lag
         earlier = alike[place] if 0 <= place < len(alike) else dict.fromkeys(settings["columns"])
         row = dict(row)
         for name in settings["columns"]:

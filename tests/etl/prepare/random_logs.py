@@ -214,7 +214,7 @@ CASES: dict[str, dict[str, Any]] = {
         "prepare": [
             {"dropna": {"columns": ["visit", "price"]}},
             {"difference_lag": {"by": ["who"], "columns": ["price"]}},
-            {"difference_lag": {"by": ["kind", "place"], "columns": ["price"], "lag": -2}},
+            {"difference_lag": {"by": ["age", "place"], "columns": ["price"], "lag": -2}},
             {"filter": {"keep": "not (price >= 90) or place == 'b' and clicked != 0"}},
         ],
         "features": [

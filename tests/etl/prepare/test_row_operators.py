@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError
+from conf.types import Negatives
 from etl.ops import RowChanger, Type, frame_operator_from_config
 from etl.ops.training_statistics import GroupedNumbers
 from etl.prepare.task_passes import apply_row_operators, keep_users_together, require_table_forms
+from etl.raw.splits import add_to_log_rows
 from tests.etl.ops.examples import COLUMNS, FRAME_EXAMPLES
 from tests.etl.ops.rows import DAYS, make_rows
 from tests.etl.prepare.tables import FORMS, assert_same_rows, by_user, in_form, records, to_frame
@@ -75,6 +77,33 @@ def test_a_chain_of_operators_is_applied_in_order(spark: SparkSession) -> None:
     for changer in changers:
         frame = changer.apply(frame)
     assert_same_rows([apply_row_operators(in_form(table, "dictionary"), changers)], frame)
+
+
+@pytest.mark.parametrize("lag, expected", [(1, [None, 30.0, 5.0]), (-1, [-30.0, -5.0, None])])
+def test_drawn_negatives_have_the_differences_of_their_positive_rows(
+    spark: SparkSession, lag: int, expected: list[float | None]
+) -> None:
+    """Each row of a user is followed by the row that was drawn for it, with the same values."""
+    changer = _changer({"difference_lag": {"by": ["user"], "columns": ["ts"], "lag": lag}})
+    rows = [
+        (user, time, 2 * row + draw, 1.0 - draw)
+        for user, row, time in (("a", 0, 10), ("b", 1, 11), ("a", 2, 40), ("a", 5, 45))
+        for draw in (0, 1)
+    ]
+    random.Random(3).shuffle(rows)
+    names = ("user", "ts", "row_id", "label")
+    table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+    changed = apply_row_operators(table, [changer], Negatives(per_positive=1))
+    assert changed["row_id"].equals(table["row_id"])
+    found = {row["row_id"]: row[f"ts_difference_lag_{lag}"] for row in changed.to_pylist()}
+    assert [found[row_id] for row_id in (0, 4, 10)] == [found[row_id] for row_id in (1, 5, 11)] == expected
+    assert found[2] is None
+    assert found[3] is None
+    assert_same_rows(
+        [changed], add_to_log_rows(to_frame(spark, table), 2, changer.apply).select(changed.column_names)
+    )
+    empty = apply_row_operators(table[:0], [changer], Negatives(per_positive=1))
+    assert empty.schema == changed.schema
 
 
 FLOATS = st.one_of(
