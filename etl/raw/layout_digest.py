@@ -16,6 +16,7 @@ from conf.raw_types import LIST_TYPES, Log
 from conf.time_notation import ISO, UTC
 from conf.types import Column, Config, History, RawTable
 from etl.raw.files import RawFiles, find_raw
+from storage.feature_spec import EVENT_TIME, LABEL
 from storage.manifest import Manifest, current_manifest, digest_of, is_published, read_manifest
 from storage.paths import LakePaths, Partition, Table
 
@@ -34,7 +35,19 @@ def layout_digest(config: Config) -> str:
     `title` and `image` of the table of items.
     """
     settings = [_settings(table) if table else None for table in _tables(config)]
-    return _digest(_RULES, config, settings)
+    return _digest(_RULES, config, settings, _filter_rules(config))
+
+
+def _filter_rules(config: Config) -> list[str]:
+    """Returns the rule by which filters read raw columns with the names of internal columns.
+
+    The result is empty if no filter reads such a column. So days that an earlier release stored remain valid.
+    """
+    log = config.log
+    columns = [log.label.column, *(log.event_time.columns if log.event_time else ())]
+    filters = str([entry for entry in config.prepare if not {"filter", "dropna"}.isdisjoint(entry)])
+    replaced = any(name in columns and name in filters for name in (LABEL, EVENT_TIME))
+    return ["filters read raw columns"] if replaced else []
 
 
 def earlier_layout_digest(config: Config) -> str:
@@ -51,10 +64,12 @@ def _tables(config: Config) -> list[RawTable | None]:
     return [config.log, config.users, config.items]
 
 
-def _digest(rules: int, config: Config, settings: Sequence[dict[str, Any] | None]) -> str:
+def _digest(
+    rules: int, config: Config, settings: Sequence[dict[str, Any] | None], others: Sequence[str] = ()
+) -> str:
     keys = config.keys.model_dump() if config.keys else None
     prepare = [config.prepare] if config.prepare else []
-    return digest_of([rules, *settings, keys, *prepare])
+    return digest_of([rules, *settings, keys, *prepare, *others])
 
 
 def _settings(table: RawTable) -> dict[str, Any]:

@@ -42,7 +42,8 @@ class ParsedBlock:
         row_lines: (n,) int64: for each row, the index of its line in the block, from 0.
         columns: maps each raw column to a dictionary array of n values (int64, double or string), or to an
             array of n lists. It also has `label` (float) and, if the log has them, `weight` (float),
-            `user_key`, `item_key`, `group_key` (dictionaries of strings) and `event_time` (int64 µs). If a
+            `user_key`, `item_key`, `group_key` (dictionaries of strings) and `event_time` (int64 µs). These
+            replace raw columns with the same names, but filters read the raw columns. If a
             device has scanned the block, the codes of dictionary arrays are on the device until they are
             used.
         counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
@@ -80,11 +81,12 @@ def parse_block(block: RawBlock, layout: FileLayout, erased: ErasedUsers | None 
     """
     reasons = RejectedRows(len(block.row_lines))
     reasons.add_all(block.malformed)
-    columns, counts = parts_of(block.columns), block.counts
-    columns |= _derived_columns(columns, layout, reasons)
+    raw, counts = parts_of(block.columns), block.counts
+    # Derived columns may replace raw columns with the names `label` and `event_time`.
+    columns = {**raw, **_derived_columns(raw, layout, reasons)}
     if block.exact_time is not None:
         columns[EVENT_TIME] = pc.coalesce(block.exact_time, columns[EVENT_TIME])
-    _apply_filters(columns, layout, reasons)
+    _apply_filters(raw, layout, reasons)
     if erased is not None:
         _leave_out_erased(columns[USER_KEY], erased, reasons)
     row_lines = block.row_lines

@@ -372,11 +372,14 @@ class ValueCounter:
         self._counts: list[np.ndarray] = []
         self._nulls = 0
 
-    def add(self, encoded: pa.DictionaryArray, counts: np.ndarray | None = None) -> None:
+    def add(self, encoded: pa.Array, counts: np.ndarray | None = None) -> None:
         """Adds the values of a block.
 
         If `counts` is not None, counts[i] is the number of rows with the value i of the block's dictionary.
+        The event time has no dictionary; it may be a raw column of the same name.
         """
+        if not isinstance(encoded, pa.DictionaryArray):
+            encoded, counts = encoded.dictionary_encode(), None
         codes, nulls = encoded.indices, encoded.indices.null_count
         if counts is None:
             null = len(encoded.dictionary)

@@ -183,11 +183,13 @@ def plan_of(config: Config) -> FeaturePlan:
     label = config.log.label.column
     secret = {LABEL} if label is None else {LABEL, label}
     secret = _computed_from(secret, changers, columns) - secret
+    before = columns
     for changer in changers:
         columns = dict(changer.bind(columns))
     require_keys(config, changers, columns)
     chains, features = plan_features(config.features, columns, label)
     _require_no_changed_label(secret, chains)
+    _require_times(config, changers, before, chains)
     require_scopes(config, features, chains)
     require_free_weight(config, columns, chains)
     return FeaturePlan(
@@ -325,6 +327,37 @@ def _require_no_changed_label(secret: set[str], chains: Chains) -> None:
             f"features are computed from {sorted(secret & read)}, which operators of `prepare` compute from "
             "the label that a model must predict",
             "remove these columns from features, or remove the label from the parameters of these operators",
+        )
+
+
+def _require_times(
+    config: Config, changers: Sequence[RowChanger], columns: Mapping[str, Type], chains: Chains
+) -> None:
+    """Raises ConfigError if a feature reads a raw column `event_time` that has other values than the time.
+
+    The event time in µs replaces a raw column of this name; only filters read the raw column. `columns` maps
+    the columns before the operators of `prepare` to their types.
+    """
+    event_time = config.log.event_time
+    if event_time is None or event_time.column != EVENT_TIME:
+        return
+    kind = config.log.type_of(EVENT_TIME)
+    if kind == "timestamp" or (kind == "int" and event_time.unit == "us"):
+        return
+    times = {EVENT_TIME}
+    for changer in changers:
+        before, columns = columns, changer.bind(columns)
+        keys = set(changer.key_columns())  # Equal times are equal keys, in any unit.
+        times |= {new for new in columns.keys() - before.keys() if times & (set(changer.reads(new)) - keys)}
+    read = {name for chain in chains for name in chain.inputs}
+    read |= {name for chain in chains for step in chain.steps for name in step.operator.reads()}
+    read |= set(config.last_values.columns) if config.last_values else set()
+    if times & read:
+        raise ConfigError(
+            f"features or last_values read {sorted(times & read)}, but the internal column {EVENT_TIME} with "
+            f"the time in µs replaces the raw column {EVENT_TIME}, which has other values",
+            f"give the raw column another name, such as {{name: time, source: {EVENT_TIME}}} in log.columns, "
+            "and write this name in log.event_time.column and where the column is read",
         )
 
 

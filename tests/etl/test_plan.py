@@ -11,7 +11,7 @@ from conf.errors import ConfigError
 from etl.raw.layout_digest import GROUP_METHOD, METHOD
 from etl.workflow.feature_plan import plan_of
 from storage.manifest import digest_of
-from tests.etl.cases import write_config
+from tests.etl.cases import LOG, write_config
 from tests.etl.prepare import random_logs
 
 AGE = {"name": "age", "type": "int"}
@@ -112,6 +112,36 @@ def test_operators_that_keep_the_label_from_the_features_may_read_it(tmp_path: P
     encoded = _dense("user", ops=[{"target_encoding": {"target": "label"}}])
     changes = {"prepare": [LAG, SUMS], "features": [encoded, _dense("I1_max", ops=[])], "scopes": {}}
     assert plan_of(write_config(tmp_path, changes)).features == ("user_te", "I1_max")
+
+
+TIME = {"columns": ["event_time"], "kind": "dense", "ops": [{"rename": {"names": {"event_time": "t"}}}]}
+LATEST = {"groupby": {"by": ["user", "item"], "aggregates": {"event_time": ["max"]}}}
+
+
+@pytest.mark.parametrize("kind, unit", [("int", "s"), ("date", None), ("int", "us"), ("timestamp", None)])
+@pytest.mark.parametrize(
+    "prepare, feature",
+    [
+        ([], TIME),
+        ([LATEST], {"columns": ["event_time_max"], "kind": "dense", "ops": [{"fill": {"value": 0}}]}),
+    ],
+)
+def test_features_do_not_read_a_replaced_column(
+    tmp_path: Path, prepare: list[Any], feature: dict[str, Any], kind: str, unit: str | None
+) -> None:
+    """The column `event_time` has µs, so a raw column of this name is read only if it also has µs."""
+    log = {
+        **LOG["log"],
+        "columns": [*LOG["log"]["columns"], {"name": "event_time", "type": kind}],
+        "event_time": {"column": "event_time", **({"unit": unit} if unit else {})},
+    }
+    config = write_config(tmp_path, {"log": log, "prepare": prepare, "features": [feature], "scopes": {}})
+    if unit == "us" or kind == "timestamp":
+        assert len(plan_of(config).features) == 1
+        return
+    with pytest.raises(ConfigError, match=r"read \['event_time.*which has other values") as refused:
+        plan_of(config)
+    assert "{name: time, source: event_time}" in refused.value.remedy
 
 
 def test_without_negatives_differences_may_depend_on_the_item(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -164,3 +165,51 @@ def test_every_separator_that_is_allowed(config: Config, separator: str) -> None
     by_tab = "1\t1\t-2\t3\t4\t5\t0.5\tu\ti\ta b\tb\t\t9\n1\tx\n"
     other = config.model_copy(update={"log": config.log.model_copy(update={"separator": separator})})
     assert _rows(other, by_tab.replace("\t", separator).encode()) == _rows(config, by_tab.encode())
+
+
+def _with_raw_names(folder: Path, unit: str, keep: str) -> Config:
+    """Ratings in the column `label`, and times in the column `event_time`."""
+    columns = [{**column, "type": "int"} for column in cases.LOG["log"]["columns"]]
+    changes = {
+        "log": {
+            **cases.LOG["log"],
+            "columns": [*columns[:1], {"name": "event_time", "type": "int"}, *columns[2:]],
+            "label": {"column": "label", "positive_at_least": 4},
+            "event_time": {"column": "event_time", "unit": unit},
+        },
+        "prepare": [{"filter": {"keep": keep}}],
+        "features": [{"columns": ["N"], "kind": "dense", "ops": [{"fill": {"value": 0}}]}],
+        "scopes": {},
+    }
+    return cases.write_config(folder, changes)
+
+
+@pytest.mark.parametrize(
+    "keep, kept",
+    [("label != 3", [0, 1, 3]), ("event_time >= 1001", [1, 2, 3]), ("label + event_time == 1004", [0])],
+)
+def test_filters_read_raw_columns_with_the_names_of_internal_columns(
+    tmp_path: Path, keep: str, kept: list[int]
+) -> None:
+    config = _with_raw_names(tmp_path, "s", keep)
+    ratings, times = [4, 5, 3, 2], [1000, 1001, 1002, 1003]
+    lines = [f"{rating}\t{time}\t1\t1\t1\t1\t1\t1\t1\n" for rating, time in zip(ratings, times, strict=True)]
+    names = ("label", "event_time")
+    parsed = parse_text(
+        "".join(lines).encode(), _layout(config), columns_to_parse(_layout(config), names), False
+    )
+    assert parsed.row_lines.tolist() == kept
+    assert parsed.columns["label"].to_pylist() == [float(ratings[row] >= 4) for row in kept]
+    assert parsed.columns["event_time"].to_pylist() == [times[row] * 1_000_000 for row in kept]
+
+
+def test_times_in_microseconds_are_counted_like_other_values(tmp_path: Path) -> None:
+    """The internal column with the times, which has no dictionary, replaces the raw column."""
+    config = _with_raw_names(tmp_path, "us", "label > 0")
+    lines = "".join(f"4\t{time}\t1\t1\t1\t1\t1\t1\t1\n" for time in (7, 5, 7))
+    layout = _layout(config)
+    parsed = parse_text(lines.encode(), layout, columns_to_parse(layout, ["event_time"]), header=False)
+    counter = ValueCounter()
+    counter.add(parsed.columns["event_time"], parsed.counts.get("event_time"))
+    values, counts = counter.result()
+    assert dict(zip(values.to_pylist(), counts.tolist(), strict=True)) == {"7": 2, "5": 1}
