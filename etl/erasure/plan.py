@@ -33,6 +33,7 @@ from etl.erasure.lake_tables import (
 )
 from etl.raw.erased_users import ERASED
 from etl.raw.files import CONTENT, COPIES
+from etl.raw.row_rules import MISDATED, Misdated
 from etl.workflow.feature_plan import preparation
 from etl.workflow.fitted_workflow import read_version, saved_versions
 from storage.dataset import Dataset, Member
@@ -145,8 +146,13 @@ def plan_erasure(
     changes, done = DigestChanges(known), frozenset(known.values())
     logged = {path: _logged_rows(one, config) for path, one in rows.items()}
     removed = _removed_by_day(rows, logged)
-    drafts = {one.path: _draft(one, rows.get(one.path), users, logged, removed, done) for one in partitions}
-    emptied = frozenset(one.path for one in partitions if _is_computed_again(one, rows, removed))
+    unknown = _unknown_days(partitions)
+    recounted = {dt for dt, _ in (*removed, *unknown)}
+    drafts = {
+        one.path: _draft(one, rows.get(one.path), users, logged, removed, recounted, done)
+        for one in partitions
+    }
+    emptied = frozenset(one.path for one in partitions if _is_computed_again(one, rows, removed, unknown))
     settled = settle(
         [one for one in partitions if one.path not in emptied],
         drafts,
@@ -177,29 +183,45 @@ def _find(published: PublishedPartition, rule: TableRule) -> UserRows | None:
 
 
 def _is_computed_again(
-    published: PublishedPartition, rows: Mapping[str, UserRows], removed: Mapping[tuple[str, str], int]
+    published: PublishedPartition,
+    rows: Mapping[str, UserRows],
+    removed: Mapping[tuple[str, str], int],
+    unknown: frozenset[tuple[str, str]],
 ) -> bool:
     """Returns whether the next run must compute a partition again.
 
     This is true for typed and prepared rows of the users. It is also true for value counts and profiles that
-    were computed from rows of the users, even if they contain no id of a user: a fit must count exactly the
-    rows that it reads.
+    were computed from rows of the users, or perhaps were (`_unknown_days`), even if they contain no id of a
+    user: a fit must count exactly the rows that it reads. With the value counts of a day, the next run also
+    computes the quarantine again.
     """
-    day = (published.partition.dt, published.manifest.inputs.get("raw", ""))
+    day = _day_of(published)
     if published.kind == PROFILES:
-        return day in removed
-    if published.kind == VALUE_COUNTS and (day in removed or day in _prepared_days(rows)):
+        return day in removed or day in unknown
+    if published.kind == VALUE_COUNTS and (day in removed or day in unknown or day in _prepared_days(rows)):
         return True
     return published.kind in COMPUTED_AGAIN and published.path in rows
 
 
+def _day_of(published: PublishedPartition) -> tuple[str, str]:
+    """Returns the day of a partition, and the digest of the raw log from which it was computed."""
+    return published.partition.dt, published.manifest.inputs.get("raw", "")
+
+
+def _unknown_days(partitions: Sequence[PublishedPartition]) -> frozenset[tuple[str, str]]:
+    """Returns (day, digest of the raw log) for each scanned day that has neither feature nor prepared rows.
+
+    No table says how many rows of such a day belong to the users. For example, only check_quality has read
+    the day.
+    """
+    scanned = {_day_of(one) for one in partitions if one.kind in (VALUE_COUNTS, PROFILES)}
+    with_rows = {_day_of(one) for one in partitions if one.kind in (FEATURES, PREPARED)}
+    return frozenset(day for day in scanned - with_rows if day[1])
+
+
 def _prepared_days(rows: Mapping[str, UserRows]) -> set[tuple[str, str]]:
     """Returns (day, digest of the raw log) for each day with prepared rows of the users."""
-    return {
-        (one.published.partition.dt, one.published.manifest.inputs.get("raw", ""))
-        for one in rows.values()
-        if one.published.kind == PREPARED
-    }
+    return {_day_of(one.published) for one in rows.values() if one.published.kind == PREPARED}
 
 
 def _logged_rows(matched: UserRows, config: Config) -> int:
@@ -218,7 +240,7 @@ def _removed_by_day(rows: Mapping[str, UserRows], logged: Mapping[str, int]) -> 
     removed: dict[tuple[str, str], int] = {}
     for path, matched in rows.items():
         if matched.published.kind == FEATURES:
-            key = (matched.published.partition.dt, matched.published.manifest.inputs.get("raw", ""))
+            key = _day_of(matched.published)
             removed[key] = max(removed.get(key, 0), logged[path])
     return removed
 
@@ -245,6 +267,7 @@ def _draft(
     users: UsersToErase,
     logged: Mapping[str, int],
     removed: Mapping[tuple[str, str], int],
+    recounted: set[str],
     done: frozenset[str],
 ) -> Manifest:
     """Returns the manifest of a partition after the users' rows are removed. It still has the old inputs.
@@ -256,6 +279,7 @@ def _draft(
         logged: maps the path of each partition with rows of the users to the number of these rows that come
             from the log.
         removed: the result of `_removed_by_day`.
+        recounted: the days whose value counts the next run computes again.
         done: the digests of partitions that an earlier attempt has already published without the users' rows.
             The numbers in their manifests already exclude the users, so they must not be changed again.
     """
@@ -263,15 +287,17 @@ def _draft(
     if published.kind in _WITH_VALUES:
         manifest = replace(manifest, facts=without_ids(manifest.facts, users.ids, users.column))
         days = {piece["dt"] for piece in manifest.facts.get("pieces", ())}
-        if not days.isdisjoint(
-            day for day, _ in removed
-        ):  # The next run for this date computes the data report again.
+        if not days.isdisjoint(recounted):  # The next run for this date computes the data report again.
             manifest = replace(manifest, inputs={})
     if matched is not None and not matched.rule.keeps_rows:
         manifest = _with_fewer_rows(manifest, matched, logged[published.path])
     if published.kind == QUARANTINE and manifest.digest not in done:
-        unused = removed.get((published.partition.dt, manifest.inputs.get("raw", "")), 0)
+        unused = removed.get(_day_of(published), 0)
         manifest = replace(manifest, dropped=_dropped(manifest.dropped, matched, unused))
+        misdated = Misdated.from_facts(manifest.facts)
+        if unused and misdated and misdated.rows:  # No table says how many of these rows are removed.
+            facts = {name: value for name, value in manifest.facts.items() if name != MISDATED}
+            manifest = replace(manifest, facts=facts)
     return manifest
 
 

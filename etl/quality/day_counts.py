@@ -134,6 +134,8 @@ def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool
     event_time, misdated, quality = plan.config.log.event_time, counts.misdated, plan.config.quality
     if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:
         return
+    if misdated.rows > counts.good:  # An earlier release erased users, but did not change `misdated`.
+        return
     share = misdated.rows / counts.good
     example = describe(event_time, misdated.earliest, plan.config.log)
     if misdated.latest != misdated.earliest:

@@ -25,6 +25,7 @@ from etl.erasure import carry_out
 from etl.erasure.carry_out import texts_with_ids
 from etl.erasure.lake_tables import UsersToErase
 from etl.ops.tables import VOCABULARY, workflow_table
+from etl.passes import passes_of, raw_days
 from etl.raw.erased_users import (
     ERASED,
     ErasedList,
@@ -34,6 +35,7 @@ from etl.raw.erased_users import (
     read_erased,
     require_listed,
 )
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_local
 from jobs import erase_user
 from jobs.erase_user import run
@@ -551,3 +553,67 @@ def test_the_command_needs_users(original: Config, tmp_path: Path) -> None:
         erase_user.erase(context, _arguments(original, "--dry-run"))
     with pytest.raises(ConfigError, match="cannot be read"):
         erase_user.erase(context, _arguments(original, "--users-file", str(tmp_path / "none")))
+
+
+def _small_log(folder: Path, misdated: int, **sections: Any) -> Config:
+    """Three days with 40 rows; on the first day, `kiosk` has 30 more rows, `misdated` of another month."""
+    names = {"ts": "int", "user": "string", "item": "string", "click": "int"}
+    log = {
+        "path": "{data}/{date}.csv",
+        "format": "csv",
+        "columns": [{"name": name, "type": kind} for name, kind in names.items()],
+        "label": {"column": "click"},
+        "event_time": {"column": "ts"},
+    }
+    (folder / "raw").mkdir()
+    for number, day in enumerate(DAYS[:3]):
+        start = 1767225600 + number * 86400
+        lines = [f"{start + row},u{row % 7},i{row % 5},{row % 2}" for row in range(40)]
+        times = [start - 30 * 86400 if row < misdated else start for row in range(30 if number == 0 else 0)]
+        lines += [f"{time + row},kiosk,i{row % 5},{row % 2}" for row, time in enumerate(times)]
+        (folder / f"raw/{day}.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
+    values = {
+        "name": "small",
+        "log": log,
+        "features": [
+            {"columns": ["item"], "kind": "categorical", "ops": [{"categorify": {"share": "item"}}]}
+        ],
+        "scopes": {"item": ["item"]},
+        "split": {"by": "day", "train_days": 1, "validation_days": 1, "test_days": 1},
+        "quality": {"max_misdated_share": 0.5},
+    }
+    return cases.write_config(folder, values, sections)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_rows_with_a_wrong_date_are_not_counted_after_their_user_is_erased(
+    tmp_path: Path, prepared: bool
+) -> None:
+    """Of the 70 rows of the first day, 30 have a wrong date; after the erasure, none of the 40 rows has."""
+    history = {"history": {"length": 2, "days": 1}} if prepared else {}
+    config = _small_log(tmp_path, misdated=30, **history)
+    built = cases.run_build(lakes.workers(tmp_path), config, FIRST)
+    assert built.counts[DAYS[0]].misdated is not None
+    assert built.counts[DAYS[0]].misdated.rows == 30
+    _erase(config, ["kiosk"], FIRST)
+    again = cases.run_build(lakes.workers(tmp_path), config, FIRST, built.workflow.version)
+    counts = again.counts[DAYS[0]]
+    assert (counts.good, counts.dropped) == (40, {ERASED: 30})
+    assert counts.misdated is None or counts.misdated.rows == 0
+
+
+def test_days_that_were_only_checked_are_counted_again(tmp_path: Path) -> None:
+    """No table says how many rows of such a day belong to the user."""
+    config = _small_log(tmp_path, misdated=0)
+    lake, plan = LakePaths(config.lake), plan_of(config)
+    days = [day for of_split in raw_days(plan, FIRST).values() for day in of_split]
+    counts = passes_of(lakes.workers(tmp_path), plan, lake).scan_days(days)
+    assert [counts[day].good for day in DAYS[:3]] == [70, 40, 40]
+    text, _ = _erase(config, ["kiosk"], FIRST)
+    assert re.findall(r"value_counts +(\S+) +0 +emptied", text) == DAYS[:3]
+    built = cases.run_build(lakes.workers(tmp_path), config, FIRST)
+    assert [built.counts[day].good for day in DAYS[:3]] == [40, 40, 40]
+    assert built.counts[DAYS[0]].dropped == {ERASED: 30}
+    before = lakes.manifests(config)
+    _erase(config, ["nobody"], FIRST)
+    assert lakes.manifests(config) == before
