@@ -201,7 +201,7 @@ class Model:
 
         If `description["scores"]` is not `click_probability`, the result contains scores from 0 to 1 that are
         not click probabilities: only their order is meaningful. In this case, the model was trained with
-        drawn negatives, or with a loss other than `bce`.
+        drawn negatives, or with a loss other than `bce`. float32 rounds the scores of logits above 17 to 1.
 
         Args:
             rows: a frame of pandas, Polars or Arrow; see `Workflow.encode`.
@@ -214,11 +214,7 @@ class Model:
                 not installed.
             DataError: a raw column is missing, a value is invalid, or a probability is NaN.
         """
-        require_torch()
-        encoded = self.workflow.encode_to_arrow(rows)
-        numbered = encoded.append_column(ROW_ID, pa.array(np.arange(len(encoded))))
-        scored: pa.Table = score_rows(numbered, self.spec, self._info.request(self._score), [ROW_ID])
-        return column_like(rows, PROBABILITY, scored.column(PROBABILITY))
+        return column_like(rows, PROBABILITY, self._probabilities(rows))
 
     def inputs(self, rows: Frame | pa.RecordBatch) -> dict[str, np.ndarray]:
         """Returns the inputs of an exported program for raw rows: `dense` and `categorical`.
@@ -575,8 +571,17 @@ class Model:
         return plots.permutation_importance(table, labels, self._scores, chosen, repeats, seed)
 
     def _scores(self, rows: Frame | pa.RecordBatch) -> np.ndarray:
-        """Returns the scores of rows as an array: (N,) float32."""
-        return np.asarray(self.score(rows))
+        """Returns the scores of rows as an array: (N,) float64, in which scores near 1 differ."""
+        return self._probabilities(rows, double=True).to_numpy()
+
+    def _probabilities(self, rows: Frame | pa.RecordBatch, *, double: bool = False) -> pa.ChunkedArray:
+        """Returns the scores of rows as a column; the errors are those of `score`."""
+        require_torch()
+        encoded = self.workflow.encode_to_arrow(rows)
+        numbered = encoded.append_column(ROW_ID, pa.array(np.arange(len(encoded))))
+        request = self._info.request(self._score)
+        scored: pa.Table = score_rows(numbered, self.spec, request, [ROW_ID], double=double)
+        return scored.column(PROBABILITY)
 
     def __repr__(self) -> str:
         parts = [repr(self.version), str(self.description["architecture"])]

@@ -583,7 +583,9 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
         with context.phase("score"):
             grouped = GROUP_KEY in model.spec.key_columns
             keep = [LABEL, *([_unit_of(model.spec)] if resample else []), *([GROUP_KEY] if grouped else [])]
-            scored = score_rows(rows[version], model.spec, model.request(context.config.score), keep)
+            request = model.request(context.config.score)
+            # float32 would round high probabilities to 1, and rows of equal probability count as ties.
+            scored = score_rows(rows[version], model.spec, request, keep, double=True)
             predictions = persist(with_hash(scored, _unit_of(model.spec), UNIT) if resample else scored)
             quality = measure_predictions(predictions, resample)
             ranking = measure_groups(predictions, context.config.measure.group_k) if grouped else {}

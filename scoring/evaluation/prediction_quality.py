@@ -91,7 +91,7 @@ def measure_predictions(predictions: Rows, resample: Resample | None = None) -> 
     partitioning, and the second measures the rows. Persist the frame if computing it is expensive.
 
     Args:
-        predictions: rows with the columns label (0 or 1), probability (float32) and, for resampling, UNIT
+        predictions: rows with the columns label (0 or 1), probability (float64) and, for resampling, UNIT
             (long). UNIT is a hash; rows with equal UNIT are resampled together.
         resample: the settings of the bootstrap; None computes no replicates.
     """
@@ -155,7 +155,7 @@ def reduce_rows(
 
     Args:
         label: (n,) 1 for clicks, 0 for non-clicks.
-        probability: (n,) float32 predicted probabilities.
+        probability: (n,) predicted probabilities.
         units: (n,) int64 hashes; rows with equal hashes are resampled together. None without a bootstrap.
         resample: the settings of the bootstrap; None without a bootstrap.
     """

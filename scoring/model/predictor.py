@@ -194,8 +194,8 @@ class Predictor:
     kernels: bool = False
 
     @torch.inference_mode()
-    def probabilities(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns the click probabilities of P rows, shape (P,), float32, on the predictor's device.
+    def probabilities(self, dense: Tensor, categorical: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Returns the click probabilities of P rows, shape (P,), on the predictor's device.
 
         The rows go through the model in micro-batches, which get smaller if memory runs out.
 
@@ -203,15 +203,16 @@ class Predictor:
             dense: (P, D) float32. The columns have the order of `spec.dense`.
             categorical: (P, W) int64 ids. W is the number of id columns of the model;
                 training/models/inputs.py defines their order.
+            dtype: float32 or float64, the dtype of the probabilities. The sigmoids are computed with it.
 
         Raises:
             InfrastructureError: the device has too little memory even for one row.
         """
-        scored = torch.empty(dense.shape[0], dtype=torch.float32, device=self.device)
+        scored = torch.empty(dense.shape[0], dtype=dtype, device=self.device)
 
         def score(rows: slice) -> None:
             logits = self.logits(dense[rows].to(self.device), categorical[rows].to(self.device))
-            scored[rows] = torch.sigmoid(logits)
+            scored[rows] = torch.sigmoid(logits.to(dtype))
 
         self.micro_batch.over(dense.shape[0], score)
         return scored

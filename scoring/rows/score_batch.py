@@ -36,10 +36,15 @@ _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 8_192, 131_072
 
 
 @torch.inference_mode()
-def score_batch(predictor: Predictor, batch: pa.RecordBatch, keep: Sequence[str]) -> pa.RecordBatch:
+def score_batch(
+    predictor: Predictor,
+    batch: pa.RecordBatch,
+    keep: Sequence[str],
+    dtype: torch.dtype = torch.float32,
+) -> pa.RecordBatch:
     """Scores the rows of a batch. Returns the columns `keep` and the click probability of each row.
 
-    The rows keep their order.
+    The rows keep their order. `dtype` is the dtype of the probabilities.
 
     Raises:
         DataError: a probability is NaN. The message shows the row's values in the columns `keep`.
@@ -47,11 +52,11 @@ def score_batch(predictor: Predictor, batch: pa.RecordBatch, keep: Sequence[str]
     table = pa.Table.from_batches([batch])
     columns = {feature.name: table.column(feature.name) for feature in predictor.spec.features}
     build_inputs = model_inputs if predictor.device.type == "cpu" else inputs_by_column
-    inputs = (
+    dense, categorical = (
         tensor.to(predictor.device).contiguous()
         for tensor in build_inputs(columns, predictor.spec, predictor.multi_hot, batch.num_rows)
     )
-    probabilities = predictor.probabilities(*inputs).cpu()
+    probabilities = predictor.probabilities(dense, categorical, dtype).cpu()
     wrong = probabilities.isnan()
     if wrong.any():
         row = {name: batch.column(name)[int(wrong.nonzero()[0])].as_py() for name in keep}

@@ -132,8 +132,12 @@ def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sou
     return score_in_batches(rows, measure, MEASURED, _USERS_PER_BATCH)
 
 
-def score_rows(rows: ReadableRows, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> Rows:
-    """Returns the columns `keep` of every row, and the row's click probability (float32) as the last column.
+def score_rows(
+    rows: ReadableRows, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str], *, double: bool = False
+) -> Rows:
+    """Returns the columns `keep` of every row, and the row's click probability as the last column.
+
+    The probability is float32. If `double` is true, it is float64, which distinguishes probabilities near 1.
 
     Raises (when a frame is evaluated, in the workers):
         DataError: a probability is NaN. The message shows the row's values in the columns `keep`.
@@ -142,8 +146,9 @@ def score_rows(rows: ReadableRows, spec: FeatureSpec, model: ModelRequest, keep:
     names = [feature.name for feature in spec.features]
     inputs = select(rows, [*keep, *(name for name in names if name not in keep)])
     known = inputs.schema if isinstance(inputs, pa.Table | StoredRows) else arrow_schema(inputs)
-    schema = pa.schema([*(known.field(name) for name in keep), pa.field(PROBABILITY, pa.float32())])
-    return score_in_batches(inputs, _row_scorer(model, tuple(keep)), schema, _ROWS_PER_BATCH)
+    kind = pa.float64() if double else pa.float32()
+    schema = pa.schema([*(known.field(name) for name in keep), pa.field(PROBABILITY, kind)])
+    return score_in_batches(inputs, _row_scorer(model, tuple(keep), double), schema, _ROWS_PER_BATCH)
 
 
 def score_in_batches(
@@ -274,15 +279,20 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
     return make_lists
 
 
-def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+def _row_scorer(
+    model: ModelRequest, keep: tuple[str, ...], double: bool
+) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
     """Returns a function for `map_rows` that scores batches of rows."""
 
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.predictor import models_of_process  # only workers import torch
+        import torch  # only workers import it
+
+        from scoring.model.predictor import models_of_process
         from scoring.rows.score_batch import score_batch
 
+        dtype = torch.float64 if double else torch.float32
         predictor = models_of_process().predictor(model, *task_slot())
         for batch in batches:
-            yield score_batch(predictor, batch, keep)
+            yield score_batch(predictor, batch, keep, dtype)
 
     return score

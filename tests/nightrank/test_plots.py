@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.inspection import permutation_importance
 from sklearn.metrics import (
+    auc,
     average_precision_score,
     log_loss,
     precision_recall_curve,
@@ -32,6 +33,7 @@ from sklearn.metrics import (
 import nightrank
 from nightrank import frames, plots
 from scoring.model.model_info import ModelInfo
+from scoring.model.predictor import Predictor
 from storage.paths import LakePaths
 from tests.processes import ROOT
 from training.checkpoints.model import load_model
@@ -192,6 +194,17 @@ def test_curves_of_equal_scores_are_those_of_scikit_learn(rows: list[tuple[bool,
     np.testing.assert_allclose(plots.roc_points(labels, scores), points[:2])
     precision, recall, _ = precision_recall_curve(labels, scores)
     np.testing.assert_allclose(plots.precision_recall_points(labels, scores), [recall, precision])
+
+
+def test_high_logits_are_no_ties_of_a_curve(
+    model: nightrank.Model, scores: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float32 rounds the sigmoids of logits above 17 to 1."""
+    logits = Predictor.logits
+    monkeypatch.setattr(Predictor, "logits", lambda *arguments: logits(*arguments) + 20)
+    assert set(model.score(OTHERS)) == {1.0}
+    curve, _ = model.plot_roc(OTHERS, LABELS).get_lines()
+    assert auc(*curve.get_data()) == pytest.approx(roc_auc_score(LABELS, scores), abs=1e-4)
 
 
 def test_importance_finds_the_planted_column(model: nightrank.Model) -> None:

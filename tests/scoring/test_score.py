@@ -104,14 +104,21 @@ def pairs_frame(spark: SparkSession, reference: ReferenceScores) -> DataFrame:
     )
 
 
-@pytest.mark.parametrize("partitions, batch_rows", [(1, 10_000), (4, 17)])
+@pytest.mark.parametrize("partitions, batch_rows, double", [(1, 10_000, False), (4, 17, True)])
 def test_rows_have_the_probability_numpy_gives_them(
-    spark: SparkSession, reference: ReferenceScores, arrow_rows: object, partitions: int, batch_rows: int
+    spark: SparkSession,
+    reference: ReferenceScores,
+    arrow_rows: object,
+    partitions: int,
+    batch_rows: int,
+    double: bool,
 ) -> None:
     arrow_rows(batch_rows)  # type: ignore[operator]
     rows = pairs_frame(spark, reference).repartition(partitions)
-    actual = score_rows(rows, SPEC, reference.request.model, ["row_id"]).toPandas().sort_values("row_id")
+    scored = score_rows(rows, SPEC, reference.request.model, ["row_id"], double=double)
+    actual = scored.toPandas().sort_values("row_id")
     assert actual.row_id.tolist() == list(range(37 * 23))
+    assert actual.probability.dtype == ("float64" if double else "float32")
     np.testing.assert_allclose(actual.probability, reference.probabilities.ravel(), atol=1e-6)
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from conf.errors import DataError
 from metrics import auc, log_loss, normalized_entropy, summarize
 from metrics.clicks import count_scores, merge_counts
 from tests.training.ranks_in_threads import on_ranks
 from training.collectives import LocalCollectives
-from training.loop.evaluate import _CELLS, _cells_of, _owners, summarize_over_ranks
+from training.data.batch import Batch
+from training.loop.evaluate import _CELLS, _cells_of, _owners, evaluate, summarize_over_ranks
 
 
 def some_rows(rows: int, seed: int, decimals: int = 9) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -101,7 +106,31 @@ def test_a_rank_that_predicts_nonsense_ends_all() -> None:
     assert len(set(on_ranks(2, body))) == 1
 
 
-@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50))
+def test_rows_with_high_logits_are_not_tied() -> None:
+    """float32 rounds the sigmoids of logits above 17 to 1."""
+
+    class Shifted(nn.Module):
+        def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
+            return dense[:, 0] + 20
+
+    rng = np.random.default_rng(4)
+    logits = torch.from_numpy(rng.normal(size=400).astype(np.float32))
+    labels = (torch.from_numpy(rng.normal(size=400)) < logits).float()
+    padding = torch.ones(400)
+    padding[350:] = 0
+    batch = Batch(logits[:, None], torch.zeros(400, 0, dtype=torch.int32), labels, padding, 350.0)
+    loader: Any = SimpleNamespace(batches=lambda: iter([batch]))
+    measured = evaluate(Shifted(), loader, LocalCollectives(), torch.device("cpu"))
+    assert measured["auc"] == pytest.approx(auc(labels[:350], logits[:350]), abs=1e-5)
+    assert measured["rows"] == 350
+
+
+def test_high_scores_are_in_many_cells() -> None:
+    cells = _cells_of(1 - 2.0 ** -np.arange(1, 50))
+    assert (np.diff(cells) > 0).all()
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
 @settings(max_examples=200, deadline=None)
 def test_cells_ascend_with_scores_and_equal_scores_share_one(scores: list[float]) -> None:
     ascending = np.sort(np.array(scores, dtype=np.float64))

@@ -26,18 +26,20 @@ def evaluate(
 
     This is a collective: all ranks must call it. The model computes in float32.
 
-    The model is in evaluation mode during the call. Afterwards, its previous mode is restored. A rank needs 8
-    bytes of memory for each of its rows.
+    The model is in evaluation mode during the call. Afterwards, its previous mode is restored. A rank needs
+    12 bytes of memory for each of its rows.
     """
     was_training = model.training
     model.eval()
-    labels, probabilities = [torch.zeros(0, device=device)], [torch.zeros(0, device=device)]
+    labels = [torch.zeros(0, device=device)]
+    # float32 would round high probabilities to 1, and rows of equal probability count as ties.
+    probabilities = [torch.zeros(0, dtype=torch.float64, device=device)]
     with threads_of_model(model), Prefetch(loader.batches()) as batches:
         for batch in batches:
             local = batch.to(device)
             real = local.weights > 0
             labels.append(local.labels[real])
-            probabilities.append(torch.sigmoid(model(local.dense, local.categorical))[real])
+            probabilities.append(torch.sigmoid(model(local.dense, local.categorical).double())[real])
     model.train(was_training)
     return summarize_over_ranks(torch.cat(labels), torch.cat(probabilities), collectives)
 
@@ -48,11 +50,13 @@ def evaluate(
 # per rank, so that all ranges have about the same number of entries. Every entry is sent to the rank of its
 # range, which merges the entries that it receives. After that, ranks exchange only sums.
 #
-# So each of R ranks holds only its own rows and about 1/R of the distinct scores. Scores whose float32 values
-# have the same upper 16 bits are always in the same range. So a range may have up to 2¹⁶ distinct scores more
-# than that. An entry takes 24 bytes, and each rank may send one entry per distinct score.
+# So each of R ranks holds only its own rows and about 1/R of the distinct scores. All scores of a cell are in
+# the same range. The cell of a score is the upper 16 bits of the float32 value of the score or, above 0.5, of
+# its distance from 1. So the logits of a cell differ by less than 0.02. An entry takes 24 bytes, and each
+# rank may send one entry per distinct score.
 
-_CELLS = 2**16  # a cell contains all float32 values with the same upper 16 bits
+_CELLS = 2**16
+_CELL_OF_HALF = 0x3F00  # the upper 16 bits of 0.5
 
 
 def summarize_over_ranks(
@@ -62,7 +66,7 @@ def summarize_over_ranks(
 
     Args:
         labels: (N,), the labels of this rank's rows, 0 or 1.
-        probabilities: (N,) float32, the predicted probabilities of this rank's rows, at least 0.
+        probabilities: (N,) floats, the predicted probabilities of this rank's rows, from 0 to 1.
         collectives: the ranks' collectives. Every rank must call this function.
 
     Raises:
@@ -107,16 +111,18 @@ def _exchange(counts: ScoreCounts, collectives: Collectives, device: torch.devic
 
 
 def _cells_of(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Returns the cell of each score, (M,): the upper 16 bits of its float32 value.
+    """Returns the cell of each score, (M,).
 
-    The scores must be at least 0. The cells sort in the same order as the scores.
+    The scores must be from 0 to 1. The cells sort in the same order as the scores.
     """
-    scores32 = scores.astype(np.float32) + np.float32(0)  # this sum turns -0.0 into 0.0
-    return (scores32.view(np.uint32) >> 16).astype(np.int64)
+    smaller = np.minimum(scores, 1 - scores).astype(np.float32)
+    smaller += np.float32(0)  # turns -0.0 into 0.0
+    cells = (smaller.view(np.uint32) >> 16).astype(np.int64)
+    return np.where(scores < 0.5, cells, 2 * _CELL_OF_HALF - cells)
 
 
 def _owners(entries_per_cell: NDArray[np.int64], ranks: int) -> NDArray[np.int64]:
-    """Assigns each cell (the upper 16 bits of a score) to a rank; returns the ranks, (65536,).
+    """Assigns each cell to a rank; returns the ranks, (65536,).
 
     Each rank gets neighbouring cells, so that all ranks have about the same number of entries.
     """

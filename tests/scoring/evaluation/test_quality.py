@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyspark.sql import SparkSession
 
 import metrics
+from metrics.ranking import ndcg_at_k
+from scoring.evaluation import gate_run
+from scoring.evaluation.gate_run import measure_models
 from scoring.evaluation.prediction_quality import (
     LABEL,
     PROBABILITY,
@@ -18,6 +24,12 @@ from scoring.evaluation.prediction_quality import (
     measure_predictions,
     reduce_rows,
 )
+from scoring.model.model_info import read_model_info
+from storage.feature_spec import GROUP_KEY, ROW_ID, USER_KEY
+from storage.run_context import RunContext
+from tests.scoring.reference_scores import CONTEXT, ReferenceScores
+from tests.scoring.scoring_lake import make_config
+from training.checkpoints import load_model
 
 
 def predictions(rows: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
@@ -106,3 +118,30 @@ def test_a_range_of_several_batches_is_reduced_as_one() -> None:
     assert parts.to_pylist() == whole.to_pylist()
     assert whole.to_pylist()[0]["rows"] == 500
     assert list(_range_reducer(None)(table.slice(0, 0).to_batches())) == []
+
+
+def test_the_gate_counts_no_ties_among_high_logits(
+    reference: ReferenceScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float32 rounds the sigmoids of logits above 17 to 1. Each group has the rows of one user."""
+    model = read_model_info(reference.request.model.path)
+    spec = replace(model.spec, key_columns=(ROW_ID, USER_KEY, GROUP_KEY))
+    probability = reference.probabilities.ravel()
+    label = (np.random.default_rng(2).random(len(probability)) < probability).astype(np.float32)
+    weights = load_model(model.path, torch.device("cpu")).model.state_dict()["weights"]
+    weight = float(weights[[feature.name for feature in spec.dense].index("hour")])
+    pairs = reference.users.merge(reference.items, how="cross").assign(**CONTEXT)
+    pairs["hour"] += 20 / weight
+    types = {feature.name: feature.dtype for feature in spec.features}
+    group = np.unique(pairs.user_key, return_inverse=True)[1]
+    pairs = pairs.astype(types).assign(**{LABEL: label, ROW_ID: np.arange(len(pairs)), GROUP_KEY: group})
+    rows = pa.Table.from_pandas(pairs, preserve_index=False)
+    monkeypatch.setattr(gate_run, "encoded_test_rows", lambda *_: rows)
+    monkeypatch.setattr(gate_run, "read_spec", lambda *_: spec)
+    monkeypatch.setattr(gate_run, "oov_shares", lambda *_: {})
+    job = RunContext("evaluate_model", make_config(tmp_path), "2026-01-08")
+    dataset: Any = None
+    measures = measure_models(job, dataset, [replace(model, spec=spec)]).models[model.version]
+    assert measures.quality.facts["auc"] == pytest.approx(metrics.auc(label, probability), abs=1e-4)
+    ndcg = ndcg_at_k(label, probability, group, measures.ranking["k"])
+    assert measures.ranking["ndcg"] == pytest.approx(ndcg, abs=1e-4)
