@@ -205,5 +205,5 @@ def require_context(columns: Sequence[str], values: Mapping[str, Any]) -> None:
             f"columns without a value: {missing}; other names: {unknown}",
             "write one raw value for each of these columns under score.context (in Python: pass `context`, "
             "or the `config` of the lake to nightrank.open), and remove other names. A column has no default "
-            "if it has no value in the train rows of the run date",
+            "if it has lists, or no value in the train rows of the run date",
         )

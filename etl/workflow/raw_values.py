@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from conf.errors import DataError
 from etl.ops.base import LISTS, Type
 from etl.raw.text_values import EXACT_BELOW, nan_to_null, not_exact, whole_number_texts
-from etl.workflow.chains import FittedChain
+from etl.workflow.chains import Chain, FittedChain
 from storage.feature_spec import FLOAT32_MAX
 
 _NULL_TEXT = pa.scalar(None, pa.string())
@@ -34,7 +34,7 @@ _NOT_WHOLE = {
 }
 
 
-def raw_types(chains: Sequence[FittedChain]) -> dict[str, Type]:
+def raw_types(chains: Sequence[Chain | FittedChain]) -> dict[str, Type]:
     """Returns the raw columns that chains read, with their types, in the order of the chains."""
     return {name: kind for chain in chains for name, kind in zip(chain.inputs, chain.types, strict=True)}
 
@@ -105,36 +105,45 @@ def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
         )
 
 
-def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, pa.Array]:
+def one_row(chains: Sequence[Chain | FittedChain], raw: Mapping[str, Any]) -> dict[str, pa.Array]:
     """Converts one raw row to arrays of one value, one array for each column that the chains read.
 
-    NaN becomes null. A column that is not in `raw` is null too.
+    NaN becomes null. A column that is not in `raw` is null too. True and false are 1 and 0, as in a log.
 
     Raises:
         ValueError: a value does not fit its column's type.
     """
-    arrays = {}
-    for chain in chains:
-        for name, kind in zip(chain.inputs, chain.types, strict=True):
-            value = raw.get(name)
-            if isinstance(value, float) and math.isnan(value):
-                value = None
-            if isinstance(value, float) and kind in ("int", "string"):
-                value = _whole(name, value, kind)
-            if kind == "string" and value is not None:
-                value = str(value)
-            # Refuse a text, because Arrow would split it into a list of characters.
-            if kind in LISTS and isinstance(value, str):
-                raise ValueError(f"{name}={value!r} is not of type {kind}")
-            try:
-                arrays[name] = pa.array([value], _ARROW_TYPES[kind])
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError) as error:
-                raise ValueError(f"{name}={value!r} is not of type {kind}") from error
-            if (
-                kind == "float" and value is not None and not abs(value) <= FLOAT32_MAX
-            ):  # in a log, the parser rejects such numbers
-                raise ValueError(f"{name}={value!r} is outside the range of float32")
-    return arrays
+    return {
+        name: _one_value(name, raw.get(name), kind)
+        for chain in chains
+        for name, kind in zip(chain.inputs, chain.types, strict=True)
+    }
+
+
+def _one_value(name: str, value: Any, kind: Type) -> pa.Array:
+    """Converts a value to an array with the type of its column. Raises ValueError if it does not fit."""
+    if isinstance(value, float) and math.isnan(value):
+        value = None
+    if isinstance(value, bool) and kind in ("int", "float"):
+        value = int(value)
+    if isinstance(value, float) and kind in ("int", "string"):
+        value = _whole(name, value, kind)
+    if kind == "string" and isinstance(value, list | tuple):
+        raise ValueError(f"{name}={value!r} is not of type {kind}")
+    if kind == "string" and value is not None:
+        value = str(value)
+    # Refuse a text, because Arrow would split it into a list of characters.
+    if kind in LISTS and isinstance(value, str):
+        raise ValueError(f"{name}={value!r} is not of type {kind}")
+    try:
+        array = pa.array([value], _ARROW_TYPES[kind])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError) as error:
+        raise ValueError(f"{name}={value!r} is not of type {kind}") from error
+    if (
+        kind == "float" and value is not None and not abs(value) <= FLOAT32_MAX
+    ):  # in a log, the parser rejects such numbers
+        raise ValueError(f"{name}={value!r} is outside the range of float32")
+    return array
 
 
 def _whole(name: str, value: float, kind: Type) -> int:

@@ -19,9 +19,11 @@ from conf.experiments import Experiment
 from conf.names import SPARK_TABLE, has_date
 from conf.raw_types import RawTable
 from conf.types import Config, ModelConfig
+from etl.ops.base import LISTS
 from etl.raw.files import require_raw
 from etl.readers.table_heads import check_heads
 from etl.workflow.feature_plan import FeaturePlan, features_with_oov_id, plan_of
+from etl.workflow.raw_values import one_row, raw_types
 from reporting.monitoring.run_observer import check_openlineage
 from scoring.candidates.source_settings import read_sources
 from scoring.delivery.sinks import check_access
@@ -96,8 +98,8 @@ def _require_keys(config: Config, need: str, setting: str) -> None:
 def check_lists(config: Config) -> None:
     """Checks that a model that is trained on these features can make top-k lists.
 
-    The values in score.context are checked too. If a raw column of the context has no value there, the lists
-    use its most frequent value in the train rows.
+    The names and types of the values in score.context are checked too. If a raw column of the context has no
+    value there, the lists use its most frequent value in the train rows, unless it is a column of lists.
 
     Raises:
         ConfigError: the model cannot make top-k lists.
@@ -108,8 +110,18 @@ def check_lists(config: Config) -> None:
     require_no_pairs(_features(config, feature_plan).pairs)
     values = config.score.context
     chains = [chain for chain in feature_plan.chains if set(chain.outputs) & set(config.scopes.context)]
-    possible = {name for chain in chains for name in chain.inputs}
-    require_context(sorted(possible & set(values)), values)
+    types = raw_types(chains)
+    lists = [name for name, kind in types.items() if kind in LISTS]
+    require_context(sorted({*lists, *(set(types) & set(values))}), values)
+    try:
+        one_row(chains, values)
+    except ValueError as error:
+        raise ConfigError(
+            f"score.context: {error}",
+            "correct the value: true and false are 1 and 0, a date is the number of days and a timestamp "
+            "the number of microseconds since 1970-01-01. Or remove the column: lists then have its most "
+            "frequent value in the train rows",
+        ) from error
 
 
 def _models(config: Config) -> list[tuple[str, ModelConfig]]:

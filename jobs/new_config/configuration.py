@@ -668,12 +668,18 @@ def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, want
         config.choose("candidates: bought or read together, ALS, popular", f"the sample has {items:,} items")
     score: dict[str, object] = {"k": wishes.k}
     scopes = config.sections["scopes"]
-    context = {
+    values = {
         one.name: most_frequent(one.sampled)
         for one in log.table.columns
         if one.name in scopes.get("context", [])
     }
+    context = {name: value for name, value in values.items() if value is not None}
     if context:
         score["context"] = context
         config.choose(f"score.context: {context}", "the most frequent value of each context column")
+    times = [name for name in values if name not in context]
+    if times:
+        config.choose(
+            f"no score.context: {', '.join(times)}", "lists have the most frequent time of the train rows"
+        )
     config.sections["score"] = score

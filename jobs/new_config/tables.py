@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from etl.inference.column_types import (
 )
 from etl.inference.roles import is_id_name, with_lists_of_items
 from etl.inference.sample import TableSample, find_table, read_sample
-from etl.raw.text_values import numbers
+from etl.raw.text_values import integers, numbers, text_lists
 
 # A column of texts with a larger share of distinct values contains titles or addresses instead of categories.
 _MOST_DISTINCT_SHARE, _MOST_CATEGORIES = 0.5, 100_000
@@ -295,16 +296,27 @@ def _of_numbers(column: SampledColumn) -> tuple[object, ...]:
 
 
 def most_frequent(column: SampledColumn) -> object:
-    """Returns the most frequent value in the form of `score.context`: a number or a text."""
-    counts = column.values.drop_null().combine_chunks().value_counts()
-    best = counts.field("values")[
-        int(pc.index(counts.field("counts"), pc.max(counts.field("counts"))).as_py())
-    ].as_py()
-    if isinstance(best, str) and column.type == "int":
-        return int(float(best))
-    if isinstance(best, str) and column.type == "float":
-        return float(best)
-    return best if isinstance(best, int | float | str) and not isinstance(best, bool) else str(best)
+    """Returns the most frequent value in the form of `score.context`; None if it has no form for the type.
+
+    A column of times has None: operators read times as whole numbers, which people cannot check. When lists
+    are made, the default of `score.context` has the most frequent value of the train rows.
+    """
+    if column.is_time or column.is_time_of_day:
+        return None
+    values = column.values.combine_chunks()
+    is_text = pa.types.is_string(values.type)
+    if column.is_list:
+        lists = text_lists(values, column.separator or "|") if is_text else values
+        counts = Counter(tuple(one) for one in lists.drop_null().to_pylist())
+        return list(counts.most_common(1)[0][0])
+    if is_text and column.is_number:
+        values = integers(values) if column.type == "int" else numbers(values)
+    values = values.filter(pc.is_finite(values)) if pa.types.is_floating(values.type) else values
+    of_values = values.drop_null().value_counts()
+    best = of_values.field("values")[int(np.argmax(of_values.field("counts")))].as_py()
+    if column.type == "bool":
+        return str(best).lower() in ("true", "t", "yes", "y")
+    return float(best) if column.type in ("float", "decimal") else best
 
 
 def share_of_repeats(user: SampledColumn, item: SampledColumn, time: SampledColumn) -> float:

@@ -327,6 +327,51 @@ def test_columns_of_the_context_need_no_value_and_others_are_refused(tmp_path: P
                 check_lists(config)
 
 
+def test_values_of_the_context_are_read_as_when_lists_are_scored(tmp_path: Path) -> None:
+    columns = {"b": "bool", "d": "date", "x": "float", "t": "string", "l": "list<string>"}
+    names = [{"name": name, "type": kind} for name, kind in columns.items()]
+    keys = [{"name": name, "type": "string"} for name in ("user", "item")]
+    config = {
+        "name": "shop",
+        "lake": str(tmp_path / "lake"),
+        "log": {
+            "path": "{date}.csv",
+            "format": "csv",
+            "columns": [*keys, {"name": "y", "type": "int"}, *names],
+        },
+        "keys": {"user": "user", "item": "item"},
+        "features": [
+            {"columns": ["user", "item", "b", "t"], "kind": "categorical", "ops": ["categorify"]},
+            {"columns": ["d", "x"], "kind": "dense", "ops": ["fill_median"]},
+            {"columns": ["l"], "kind": "multi_hot", "ops": ["categorify"]},
+        ],
+        "scopes": {"user": ["user"], "item": ["item"], "context": [*columns]},
+        "split": {"by": "day", "train_days": 3, "validation_days": 1, "test_days": 1},
+        "model": {"architecture": "logistic_regression"},
+    }
+    config["log"]["label"] = {"column": "y"}  # type: ignore[index]
+    path = tmp_path / "shop.yaml"
+
+    def check(**context: Any) -> None:
+        path.write_text(yaml.safe_dump({**config, "score": {"context": context}}))
+        check_lists(load_config(str(path)))
+
+    check(l=["a"])
+    check(b=True, d=16_500, x=1, t="a", l=["a", "b"])
+    for context, problem in [
+        ({"b": "true"}, r"score\.context: b='true' is not of type int"),
+        ({"d": "2026-01-31"}, "score.context: d='2026-01-31' is not of type int"),
+        ({"x": "much"}, "score.context: x='much' is not of type float"),
+        ({"t": ["a"]}, r"score.context: t=\['a'\] is not of type string"),
+        ({"l": "a"}, "score.context: l='a' is not of type strings"),
+    ]:
+        with pytest.raises(ConfigError, match=problem):
+            check(**{"l": ["a"], **context})
+    with pytest.raises(ConfigError, match=r"columns without a value: \['l'\]") as caught:
+        check()
+    assert "no default if it has lists" in caught.value.remedy
+
+
 FILTER = {"filter": "out_of_stock", "item": "item"}
 ATTRIBUTE = {"format": "csv", "key": "item", "column": "brand"}
 SINK = {"kind": "jdbc", "name": "shop", "url": "jdbc:postgresql://h/db", "table": "lists"}

@@ -572,6 +572,35 @@ def test_what_follows_from_the_click_is_no_feature(shop: Path, label: dict[str, 
     ]
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_values_of_the_context_have_the_types_of_their_columns(shop: Path, form: str) -> None:
+    """Times have no value, because the default of `score.context` has one for them."""
+    events = pd.concat([pd.read_csv(f"events_{day}.csv") for day in DAYS], ignore_index=True)
+    n = len(events)
+    events["clicked"] = (events.pop("event") != "view") * 1
+    for name, values in {
+        "logged_in": [True, True, False],
+        "since": [pd.Timestamp("2026-01-01").date()] * 2 + [pd.Timestamp("2025-12-01").date()],
+        "tags": [["b", "a"], ["b", "a"], ["c"]],
+        "hour": [20, 20, 7],
+        "wind": [1.5, 1.5, 2.0],
+        "app": ["web", "web", "ios"],
+    }.items():
+        events[name] = (values * n)[:n]
+    if form == "csv":
+        events["logged_in"] = events["logged_in"].map({True: "t", False: "f"})
+        events.assign(tags=events["tags"].str.join("|")).to_csv("log.csv", index=False)
+    elif form == "jsonl":
+        events.assign(since=events["since"].astype(str)).to_json("log.jsonl", orient="records", lines=True)
+    else:
+        events.to_parquet("log.parquet")
+    assert init.main([f"log.{form}", "--yes", "--name", "log"]) == 0
+    config = load_config("log.yaml")
+    assert sorted(config.scopes.context) == ["app", "hour", "logged_in", "since", "tags", "wind"]
+    expected = {"logged_in": 1, "tags": ["b", "a"], "hour": 20, "wind": 1.5, "app": "web"}
+    assert config.score.context == expected
+
+
 def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:
     users = pd.read_csv("users.csv")
     users.assign(mail=users["user"] + "@shop.example").to_csv("users.csv", index=False)

@@ -266,12 +266,19 @@ def test_a_vocabulary_that_is_not_there_knows_nothing(vocabulary: LocalTables) -
         ("float", "x", "is not of type float"),
         ("ints", [1, "a"], "is not of type ints"),
         ("strings", "ab", "is not of type strings"),
+        ("string", ["ab"], "is not of type string"),
+        ("int", "true", "is not of type int"),
     ],
 )
 def test_a_raw_value_of_another_type_is_refused(kind: Type, value: Any, message: str) -> None:
     chain = FittedChain(("a",), (kind,), (), ())
     with pytest.raises(ValueError, match=message):
         one_row([chain], {"a": value})
+
+
+def test_true_and_false_are_1_and_0() -> None:
+    arrays = one_row([FittedChain(("a", "b"), ("int", "float"), (), ())], {"a": True, "b": False})
+    assert [array.to_pylist() for array in arrays.values()] == [[1], [0.0]]
 
 
 def test_a_raw_value_is_taken_as_its_column_has_it() -> None:
