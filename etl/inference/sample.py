@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
 from pyarrow import fs, orc
@@ -629,7 +630,7 @@ def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]
 def _json_column(values: list[object]) -> pa.Array:
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):  # The values of a field have several types.
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # Several types, or numbers beyond 64 bits.
         return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 
@@ -639,13 +640,23 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
     kind = "orc" if form == "orc" else "parquet"
     first, rows = _first_rows(files[0], kind, _FIRST_ROWS)
     if len(files) == 1 and first.num_rows == rows:
-        return _sample(path, form, first, True, files)
+        return _sample(path, form, _with_signed(first), True, files)
     left = rows - first.num_rows
     last = _last_rows(files[-1], kind, min(_LAST_ROWS, left) if len(files) == 1 else _LAST_ROWS)
     # If the first file and the last file have different schemas, only the rows of the first file are used.
     same = last.schema.equals(first.schema)
     table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
-    return _sample(path, form, table, same and first.num_rows == rows, files)
+    return _sample(path, form, _with_signed(table), same and first.num_rows == rows, files)
+
+
+def _with_signed(table: pa.Table) -> pa.Table:
+    """Returns a table with unsigned integers that do not fit into 64 bits with a sign, as texts."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_uint64(field.type):
+            most = pc.max(table.column(index)).as_py()
+            if most is not None and most >= 1 << 63:
+                table = table.set_column(index, field.name, pc.cast(table.column(index), pa.string()))
+    return table
 
 
 def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:

@@ -33,6 +33,7 @@ from jobs.new_config.log_columns import (
 )
 from jobs.new_config.questions import Questions
 from jobs.new_config.tables import (
+    RESERVED_NAMES,
     NamedColumn,
     NewFeature,
     NewTable,
@@ -138,7 +139,7 @@ def _joined_tables(wishes: Wishes, log: NewLog, config: NewConfig) -> _Joined:
                 f"no column of the log looks like the ids of the table of {section} (--{section})",
                 f"pass the column of the log as --{section[:-1]} COLUMN",
             )
-        table = open_new_table(location, [*taken, "history"])
+        table = open_new_table(location, [*taken, *RESERVED_NAMES])
         key_column = key_of(table, key)
         column = replace(key_column, name=key.name, type=key.type)
         columns = tuple(column if one.name == key_column.name else one for one in table.columns)
