@@ -61,6 +61,7 @@ _DAYS = tuple(
 _NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
 _LONGEST_NAME = 64
 _NUMBER = re.compile(r"[+-]?(\d[\d.]*,\d+|\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBERS = re.compile(r"\d+")
 _SHOWN_ITEMS = re.compile(r"\S+[-:_][01]([ ,;|]\S+[-:_][01])*")
 # At most this number of bytes of displays are converted to rows, because a display becomes many rows.
 _DISPLAY_BYTES = 2 << 20
@@ -139,8 +140,8 @@ def find_table(location: str) -> RawPath:
     pattern contains `{date}` in place of the day, with the same notation.
 
     Raises:
-        ConfigError: there is no file, or a folder contains several folders whose names differ by more than a
-            date.
+        ConfigError: there is no file, or the names of the files differ by more than a date and numbers behind
+            it.
     """
     if is_delta_table(location):
         return RawPath(location, (location,), ())
@@ -256,16 +257,40 @@ def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
     days = sorted({day for name in files if (day := _day_of(name)) is not None})
     if has_date(location):
         return RawPath(location, files, tuple(days))
-    templates = {_with_date_key(name) for name in files}
-    if len(templates) > 1:
-        templates = {f"{template.rsplit('/', 1)[0]}/*{_ending(template)}" for template in templates}
-    if len(templates) > 1 or not has_date(next(iter(templates))):
+    templates = sorted({_with_date_key(name) for name in files})
+    pattern = _common_pattern(templates)
+    if pattern is None:
         raise ConfigError(
-            f"the files below {location} are in folders that differ by more than a date: "
-            f"{sorted(templates)[:3]}",
+            f"the names of the files below {location} differ by more than a date: {templates[:3]}",
             "pass one of these paths, with {date} for the day and * for other parts, in quotes",
         )
-    return RawPath(next(iter(templates)), files, tuple(days))
+    return RawPath(pattern, files, tuple(days))
+
+
+def _common_pattern(templates: Sequence[str]) -> str | None:
+    """Returns a pattern for names with a placeholder for the day; None if there is none.
+
+    Folders and files may differ by numbers behind the day, such as hours. In a folder whose name has the day,
+    or below it, names of files may be completely different, but must have the same ending.
+    """
+    ends = [template.rindex("}") + 1 for template in templates]
+    heads = {template[:end] for template, end in zip(templates, ends, strict=True)}
+    tails = [template[end:].split("/") for template, end in zip(templates, ends, strict=True)]
+    if len(heads) > 1 or len({len(tail) for tail in tails}) > 1:
+        return None
+    parts = []
+    for place, names in enumerate(zip(*tails, strict=True)):
+        is_of_folder = 0 < place == len(tails[0]) - 1
+        if len(set(names)) == 1:
+            parts.append(names[0])
+        elif is_of_folder and len({_ending(f"/{name}") for name in names}) == 1:
+            parts.append(f"*{_ending(f'/{names[0]}')}")
+        elif len({_NUMBERS.sub("0", name) for name in names}) == 1:
+            before = _NUMBERS.split(names[0], maxsplit=1)[0]
+            parts.append(f"{before}*{_NUMBERS.split(names[0])[-1]}")
+        else:
+            return None
+    return heads.pop() + "/".join(parts)
 
 
 def _day_of(name: str) -> str | None:

@@ -195,6 +195,39 @@ def test_several_rows_of_an_item_are_refused_before_the_run(
         assert "keep exactly one row for each value of item" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "days, seen",
+    [
+        ([f"2025-0{month}-01" for month in range(1, 8)], "7 of the 182 days"),
+        (["2026-01-05", "2026-01-06", "2026-01-07", "2026-01-08", "2026-01-09", "2026-01-12", "2026-01-13"],
+         "7 of the 9 days"),
+    ],
+)  # fmt: skip
+def test_files_that_are_not_daily_are_one_table(shop: Path, days: list[str], seen: str) -> None:
+    """Months and weekdays: no run by day finds the files of each run date and of the day before."""
+    for old, new in zip(DAYS[::-1], days[::-1], strict=True):
+        rows = pd.read_csv(shop / f"events_{old}.csv")
+        rows["time"] = new + rows["time"].str[10:]
+        (shop / f"events_{old}.csv").unlink()
+        rows.to_csv(shop / f"sales_{new}.csv", index=False)
+    assert init.main(["sales_*.csv", "--yes", "--name", "shop"]) == 0
+    config = load_config("shop.yaml")
+    assert (config.log.path, config.split.by) == ("{data}/sales_*.csv", "fraction")
+    chosen = new_config(Wishes("sales_*.csv"), Questions(ask=False))
+    assert chosen.run_date == days[-1]
+    assert any(seen in reason for _, reason in chosen.reasons)
+    assert check_config.main(["--config", "shop.yaml", "--run-date", days[-1]]) == 0
+
+
+def test_a_log_by_day_may_lack_a_day(shop: Path) -> None:
+    """The run date is the last day after a day with files, because a run measures both of them."""
+    (shop / f"events_{DAYS[-2]}.csv").unlink()
+    chosen = new_config(Wishes("events_*.csv"), Questions(ask=False))
+    assert (chosen.sections["split"]["by"], chosen.run_date) == ("day", DAYS[-3])
+    assert _init() == 0
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-3]]) == 0
+
+
 def test_the_file_says_what_was_left_out_and_is_not_replaced(
     shop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
