@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
 from pyarrow import fs, orc
@@ -60,6 +61,7 @@ _DAYS = tuple(
 _NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
 _LONGEST_NAME = 64
 _NUMBER = re.compile(r"[+-]?(\d[\d.]*,\d+|\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBERS = re.compile(r"\d+")
 _SHOWN_ITEMS = re.compile(r"\S+[-:_][01]([ ,;|]\S+[-:_][01])*")
 # At most this number of bytes of displays are converted to rows, because a display becomes many rows.
 _DISPLAY_BYTES = 2 << 20
@@ -138,8 +140,8 @@ def find_table(location: str) -> RawPath:
     pattern contains `{date}` in place of the day, with the same notation.
 
     Raises:
-        ConfigError: there is no file, or a folder contains several folders whose names differ by more than a
-            date.
+        ConfigError: there is no file, or the names of the files differ by more than a date and numbers behind
+            it.
     """
     if is_delta_table(location):
         return RawPath(location, (location,), ())
@@ -255,16 +257,40 @@ def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
     days = sorted({day for name in files if (day := _day_of(name)) is not None})
     if has_date(location):
         return RawPath(location, files, tuple(days))
-    templates = {_with_date_key(name) for name in files}
-    if len(templates) > 1:
-        templates = {f"{template.rsplit('/', 1)[0]}/*{_ending(template)}" for template in templates}
-    if len(templates) > 1 or not has_date(next(iter(templates))):
+    templates = sorted({_with_date_key(name) for name in files})
+    pattern = _common_pattern(templates)
+    if pattern is None:
         raise ConfigError(
-            f"the files below {location} are in folders that differ by more than a date: "
-            f"{sorted(templates)[:3]}",
+            f"the names of the files below {location} differ by more than a date: {templates[:3]}",
             "pass one of these paths, with {date} for the day and * for other parts, in quotes",
         )
-    return RawPath(next(iter(templates)), files, tuple(days))
+    return RawPath(pattern, files, tuple(days))
+
+
+def _common_pattern(templates: Sequence[str]) -> str | None:
+    """Returns a pattern for names with a placeholder for the day; None if there is none.
+
+    Folders and files may differ by numbers behind the day, such as hours. In a folder whose name has the day,
+    or below it, names of files may be completely different, but must have the same ending.
+    """
+    ends = [template.rindex("}") + 1 for template in templates]
+    heads = {template[:end] for template, end in zip(templates, ends, strict=True)}
+    tails = [template[end:].split("/") for template, end in zip(templates, ends, strict=True)]
+    if len(heads) > 1 or len({len(tail) for tail in tails}) > 1:
+        return None
+    parts = []
+    for place, names in enumerate(zip(*tails, strict=True)):
+        is_of_folder = 0 < place == len(tails[0]) - 1
+        if len(set(names)) == 1:
+            parts.append(names[0])
+        elif is_of_folder and len({_ending(f"/{name}") for name in names}) == 1:
+            parts.append(f"*{_ending(f'/{names[0]}')}")
+        elif len({_NUMBERS.sub("0", name) for name in names}) == 1:
+            before = _NUMBERS.split(names[0], maxsplit=1)[0]
+            parts.append(f"{before}*{_NUMBERS.split(names[0])[-1]}")
+        else:
+            return None
+    return heads.pop() + "/".join(parts)
 
 
 def _day_of(name: str) -> str | None:
@@ -629,7 +655,7 @@ def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]
 def _json_column(values: list[object]) -> pa.Array:
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):  # The values of a field have several types.
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # Several types, or numbers beyond 64 bits.
         return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 
@@ -639,13 +665,23 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
     kind = "orc" if form == "orc" else "parquet"
     first, rows = _first_rows(files[0], kind, _FIRST_ROWS)
     if len(files) == 1 and first.num_rows == rows:
-        return _sample(path, form, first, True, files)
+        return _sample(path, form, _with_signed(first), True, files)
     left = rows - first.num_rows
     last = _last_rows(files[-1], kind, min(_LAST_ROWS, left) if len(files) == 1 else _LAST_ROWS)
     # If the first file and the last file have different schemas, only the rows of the first file are used.
     same = last.schema.equals(first.schema)
     table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
-    return _sample(path, form, table, same and first.num_rows == rows, files)
+    return _sample(path, form, _with_signed(table), same and first.num_rows == rows, files)
+
+
+def _with_signed(table: pa.Table) -> pa.Table:
+    """Returns a table with unsigned integers that do not fit into 64 bits with a sign, as texts."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_uint64(field.type):
+            most = pc.max(table.column(index)).as_py()
+            if most is not None and most >= 1 << 63:
+                table = table.set_column(index, field.name, pc.cast(table.column(index), pa.string()))
+    return table
 
 
 def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:

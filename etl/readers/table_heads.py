@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -24,7 +25,9 @@ _BYTES = 1 << 16  # Number of bytes of text that are read at once.
 _GROUP_BYTES = 64 << 20  # Row groups and stripes that are larger than this are not read.
 
 
-def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: str | None) -> None:
+def check_heads(
+    table: RawTable, paths: Sequence[str], section: str, id_column: str | None, *, is_unique: bool = False
+) -> None:
     """Checks the header or schema, and the values of the first rows, of every file of a table.
 
     Reads at most the first block of a text file, and the first row group or stripe of other files. Spark may
@@ -35,30 +38,59 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
         paths: the files of the table.
         section: the section of the configuration, for error messages.
         id_column: the column with ids of users or items; None if there is none.
+        is_unique: whether each id may have only one row.
 
     Raises:
-        DataError: a file is damaged or lacks a column, or a row cannot be parsed. The message contains file,
-            line and value.
+        DataError: a file is damaged or lacks a column, a row cannot be parsed, or an id that must be unique
+            occurs twice in the first rows of a file. The message contains file, line and value, or the id.
         ConfigError: the type of a column in the file does not fit its declared type.
     """
-    rejected: Iterator[RejectedLine | None]
+    heads: Iterator[_Head]
     settings = format_settings(table.format)
     if settings.is_separated and settings.is_row_per_line:
         positions: list[int | None] = list(range(len(table.columns)))
         width = len(table.columns)
         if table.format == "csv":
             positions, width = positions_in(common_header(paths, table), table, paths)
-        rejected = (_first_bad_line(path, table, positions, width, id_column) for path in paths)
+        heads = (_head_of_text(path, table, positions, width, id_column) for path in paths)
     else:
         reader = open_table(table, tuple(paths))  # `open` checks the columns of every file
-        text_id = id_column if id_column is not None and table.type_of(id_column) == "string" else None
         firsts: dict[str, FileSplit] = {}
         for file_split in reader.splits(_BYTES):
             firsts.setdefault(file_split.path, file_split)
-        rejected = (_first_bad_row(reader, file_split, text_id) for file_split in firsts.values())
-    first = next(filter(None, rejected), None)
-    if first is not None:
-        raise unusable(table, section, first)
+        heads = (_head_of_rows(reader, file_split, id_column) for file_split in firsts.values())
+    for head in heads:
+        if head.rejected is not None:
+            raise unusable(table, section, head.rejected)
+        if is_unique and head.ids is not None:
+            _require_unique(head.path, head.ids, id_column)
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The first rows of a file.
+
+    Attributes:
+        path: the file.
+        rejected: the first of these rows that cannot be parsed; None if there is none.
+        ids: the ids of users or items; None if they were not read.
+    """
+
+    path: str
+    rejected: RejectedLine | None = None
+    ids: pa.Array | None = None
+
+
+def _require_unique(path: str, ids: pa.Array, id_column: str | None) -> None:
+    """Raises DataError if two of the ids are equal."""
+    values = ids.dictionary.take(ids.indices) if isinstance(ids, pa.DictionaryArray) else ids
+    counts = values.drop_null().value_counts()
+    twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    if len(twice):
+        raise DataError(
+            f"{path}: more than one of the first rows has {id_column}={twice[0].as_py()!r}",
+            f"keep exactly one row for each value of {id_column}",
+        )
 
 
 def unusable(table: RawTable, section: str, first: RejectedLine, count: int | None = None) -> DataError:
@@ -77,9 +109,9 @@ def unusable(table: RawTable, section: str, first: RejectedLine, count: int | No
     )
 
 
-def _first_bad_line(
+def _head_of_text(
     path: str, table: RawTable, positions: Sequence[int | None], width: int, id_column: str | None
-) -> RejectedLine | None:
+) -> _Head:
     skipped = 1 if table.format == "csv" else 0
     lines = list(islice(_lines(path, table.encoding), skipped, skipped + _ROWS))
     text = pa.array([line.decode("utf-8", errors="replace") for line in lines], pa.string())
@@ -88,6 +120,7 @@ def _first_bad_line(
     reasons = pc.coalesce(
         pc.if_else(pa.array(is_utf8, pa.bool_()), pa.scalar(None, pa.string()), "not_utf8"), unsplit
     )
+    ids = None
     for column, position in zip(table.columns, positions, strict=True):
         if position is None:  # the column is optional, and the file does not have it
             continue
@@ -96,15 +129,17 @@ def _first_bad_line(
         )
         if malformed is not None:
             reasons = pc.coalesce(reasons, malformed)
+        if column.name == id_column:
+            ids = values
         if column.name == id_column and column.type == "string":
             bad = pc.fill_null(row_rules.are_bad_keys(values), False)
             reason = pc.if_else(bad, row_rules.reason(column.name), pa.scalar(None, pa.string()))
             reasons = pc.coalesce(reasons, reason)
     rejected = np.flatnonzero(reasons.is_valid())
     if not len(rejected):
-        return None
+        return _Head(path, ids=ids)
     index = int(rejected[0])
-    return RejectedLine(path, index + skipped + 1, reasons[index].as_py(), text[index].as_py())
+    return _Head(path, RejectedLine(path, index + skipped + 1, reasons[index].as_py(), text[index].as_py()))
 
 
 def _lines(path: str, encoding: Encoding) -> Iterator[bytes]:
@@ -114,25 +149,27 @@ def _lines(path: str, encoding: Encoding) -> Iterator[bytes]:
         yield from bytes(block).removesuffix(b"\n").split(b"\n")
 
 
-def _first_bad_row(reader: TableReader, file_split: FileSplit, id_column: str | None) -> RejectedLine | None:
-    """Returns the first row with a bad value among the first rows of a file that is not text.
+def _head_of_rows(reader: TableReader, file_split: FileSplit, id_column: str | None) -> _Head:
+    """Returns the first rows of a file that is not text, with the first of _ROWS rows that has a bad value.
 
     Args:
         reader: reads the file.
         file_split: the first split of the file.
-        id_column: the column of strings with ids of users or items; None if there is none.
+        id_column: the column with ids of users or items; None if there is none.
     """
+    path, table = file_split.path, reader.table
     if file_split.bytes > _GROUP_BYTES:
-        return None
-    block = next(iter(reader.blocks(file_split, reader.table.names)), None)
+        return _Head(path)
+    block = next(iter(reader.blocks(file_split, table.names)), None)
     if block is None:
-        return None
-    first = first_reasons(block, id_column)
+        return _Head(path)
+    text_id = id_column if id_column is not None and table.type_of(id_column) == "string" else None
+    first = first_reasons(block, text_id)
     rejected = [line for line in first if line < _ROWS]
     if not rejected:
-        return None
+        return _Head(path, ids=None if id_column is None else block.columns[id_column])
     line = min(rejected)
-    return RejectedLine(file_split.path, line + 1, first[line], block.texts([line])[0])
+    return _Head(path, RejectedLine(path, line + 1, first[line], block.texts([line])[0]))
 
 
 def first_reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:

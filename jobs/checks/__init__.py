@@ -313,7 +313,8 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
     """Checks all tables other than the log. A missing or bad table would stop a later stage of the run.
 
     The tables must exist. Their headers or schemas must have the configured columns, and their first rows
-    must have values of the configured types.
+    must have values of the configured types. The first rows of the tables of users and items must have
+    different keys.
 
     Tables with one file per day (`{date}` in the path) are not checked here, because a file may arrive during
     the run. The stage that reads such a table checks it. The same holds for tables of Spark's catalogue.
@@ -326,7 +327,8 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
     for key, (table, id_column) in _tables(config).items():
         if _is_static(table.path) and table.format != SPARK_TABLE:
             raw = require_raw(config, table, run_date, key, recorder)
-            check_heads(table, raw.paths, key.removesuffix(".path"), id_column)
+            section = key.removesuffix(".path")
+            check_heads(table, raw.paths, section, id_column, is_unique=section in ("users", "items"))
     rules = config.score.rules
     for attribute in rules.attributes.values() if rules else ():
         if _is_static(attribute.path):

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -35,6 +35,7 @@ from jobs.new_config.log_columns import (
 )
 from jobs.new_config.questions import Questions
 from jobs.new_config.tables import (
+    RESERVED_NAMES,
     NamedColumn,
     NewFeature,
     NewTable,
@@ -53,6 +54,8 @@ from storage import file_io
 # Minimum number of days of a log that is read by day: one train, one validation and one test day, and one
 # earlier day. A log with fewer days is one table.
 _FEWEST_DAYS, _MOST_TRAIN_DAYS = 4, 30
+# A log that is read by day may lack one day, or this share of the days between its first and its last one.
+_FEW_GAPS = 0.05
 # With at most this number of items, all items are scored for each user.
 _ALL_ITEMS = 20_000
 _SMALL_ROWS = 200_000
@@ -145,7 +148,7 @@ def _joined_tables(wishes: Wishes, log: NewLog, config: NewConfig) -> _Joined:
                 f"no column of the log looks like the ids of the table of {section} (--{section})",
                 f"pass the column of the log as --{section[:-1]} COLUMN",
             )
-        table = open_new_table(location, [*taken, "history"])
+        table = open_new_table(location, [*taken, *RESERVED_NAMES])
         key_column = key_of(table, key)
         column = replace(key_column, name=key.name, type=key.type)
         columns = tuple(column if one.name == key_column.name else one for one in table.columns)
@@ -377,8 +380,26 @@ def _features_of_earlier_events(log: NewLog, joined: _Joined) -> list[NewFeature
 
 
 def _is_by_day(log: NewLog) -> bool:
-    """Returns whether the names of the files contain enough days for a log that is read by day."""
-    return len(log.table.sample.path.days) >= _FEWEST_DAYS
+    """Returns whether the names of the files contain enough days for a log that is read by day.
+
+    A run by day needs the files of the run date and of the day before, so nearly all days must have files.
+    Files of months, or only of weekdays, are read as one table.
+    """
+    days = log.table.sample.path.days
+    return len(days) >= _FEWEST_DAYS and _span(days) - len(days) <= max(1, _FEW_GAPS * _span(days))
+
+
+def _span(days: Sequence[str]) -> int:
+    """Returns the number of days from the first one to the last one."""
+    return (date.fromisoformat(days[-1]) - date.fromisoformat(days[0])).days + 1
+
+
+def _last_run_date(days: Sequence[str]) -> str:
+    """Returns the last day with files whose day before also has files, because a run measures both."""
+    return next(
+        (last for before, last in zip(days[-2::-1], days[:0:-1], strict=True) if _span([before, last]) == 2),
+        days[-1],
+    )
 
 
 def _split(log: NewLog, config: NewConfig) -> None:
@@ -393,11 +414,17 @@ def _split(log: NewLog, config: NewConfig) -> None:
             "test_days": 1,
             "min_train_days": max(train // 2, 1),
         }
-        config.run_date = days[-1]
+        config.run_date = _last_run_date(days)
         config.choose(f"split by day, {train} train days", f"the names of the files have {len(days)} days")
         return
     section = config.sections["log"]
     section["path"] = with_any_date(str(section["path"]))
+    if len(days) >= _FEWEST_DAYS:
+        config.choose(
+            "one table instead of a log by day",
+            f"the names of the files have {len(days)} of the {_span(days)} days from {days[0]} to "
+            f"{days[-1]}, but a run by day needs files of its last two days",
+        )
     if log.time is not None:
         config.run_date = last_day(log.time.sampled)
         if log.table.sample.lacks_end:

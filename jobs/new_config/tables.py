@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError
 from conf.raw_types import UTF8, ColumnType
 from conf.time_notation import ISO
+from conf.types import LIST_COLUMNS, RESERVED, WEIGHT_COLUMN
 from etl.inference.column_types import (
     SampledColumn,
     days_of,
@@ -50,6 +51,8 @@ _BETWEEN_SHARE = 0.8
 _JOINED_SHARE = 0.2
 # A column of the log becomes a key of the log if a table of attributes has at least this share of its ids.
 _CERTAIN_SHARE = 0.5
+# Names that columns of the new configuration must not have, except `label` in the log.
+RESERVED_NAMES = (*RESERVED, WEIGHT_COLUMN, "history", *LIST_COLUMNS["user"], *LIST_COLUMNS["item"])
 
 
 @dataclass(frozen=True)
@@ -177,12 +180,33 @@ def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:
     """
     best, most = _best_match(table, key.sampled)
     if best is None or most < _JOINED_SHARE:
+        _refuse_ids_with_point(table, key.sampled)
         raise ConfigError(
             f"no column of {table.sample.path.files[0]} has the values of the log's column "
             f"{key.sampled.source!r}, such as {key.sampled.examples[0] if key.sampled.examples else ''!r}",
             "pass a table with one row for each value, or another column of the log as --user or --item",
         )
     return best
+
+
+def _refuse_ids_with_point(table: NewTable, key: SampledColumn) -> None:
+    """Raises ConfigError if a table has the values of a key, but one of the two writes them as 12.0.
+
+    pandas writes integers in this way if the column also has missing values.
+    """
+    ids = pc.replace_substring_regex(_texts(key.values).unique(), r"^(\d+)\.0+$", r"\1")
+    for column in (one.sampled for one in table.columns):
+        if column.is_list or not len(ids):
+            continue
+        known = pc.replace_substring_regex(_texts(column.values).unique(), r"^(\d+)\.0+$", r"\1")
+        if (pc.mean(pc.cast(pc.is_in(ids, known), pa.float64())).as_py() or 0) >= _JOINED_SHARE:
+            raise ConfigError(
+                f"the column {column.source!r} of {table.sample.path.files[0]} has ids such as "
+                f"{column.examples[0]!r}, but the log's column {key.source!r} has ids such as "
+                f"{key.examples[0]!r}",
+                "write the ids in the same way; for integers beside missing values, pandas needs "
+                "frame[column].astype('Int64') before to_csv",
+            )
 
 
 def key_by_table(table: NewTable, columns: Iterable[SampledColumn]) -> SampledColumn | None:
@@ -407,7 +431,7 @@ def renamed(table: NewTable, roles: dict[str, NamedColumn | None]) -> NewTable:
             name = "label_2"
         is_text_key = role in ("user", "item") and table.sample.is_text
         columns.append(replace(column, name=name, type="string" if is_text_key else column.type))
-    reserved = {"row_id", "user_key", "item_key", "group_key", "split", "weight", "event_time", "history"}
+    reserved = set(RESERVED_NAMES) - {"label"}
     columns = [replace(one, name=f"{one.name}_2") if one.name in reserved else one for one in columns]
     return replace(table, columns=tuple(columns))
 

@@ -14,6 +14,7 @@ from pyarrow import orc
 from conf.errors import ConfigError, DataError
 from conf.names import with_date
 from etl.inference.sample import TableSample, find_table, read_sample
+from etl.raw.files import find_files
 
 ROWS = [(f"u{row % 7}", f"i{row % 5}", 1_700_000_000 + row) for row in range(60)]
 
@@ -236,6 +237,29 @@ def test_parts_of_days_are_recognised(tmp_path: Path, names: str, pattern: str) 
     assert (table.pattern, table.days) == (f"{tmp_path}/{pattern}", ("2026-01-01", "2026-01-02"))
     assert find_table(table.pattern) == table
     assert sorted(with_date(table.pattern, day) for day in table.days) == list(table.files)
+
+
+@pytest.mark.parametrize(
+    "names, pattern",
+    [
+        ("events-{}-{:02d}.csv", "events-{date}-*.csv"),
+        ("dt={}/hour={:02d}/part-0.csv", "dt={date}/hour=*/part-0.csv"),
+        ("{}T{:02d}0000Z/part.csv", "{date}T*Z/part.csv"),
+    ],
+)
+def test_hours_behind_the_day_become_a_wildcard(tmp_path: Path, names: str, pattern: str) -> None:
+    days = ("2026-03-30", "2026-03-31", "2026-04-01")
+    _files(tmp_path, [names.format(day, hour) for day in days for hour in (0, 6, 12, 18)])
+    table = find_table(str(tmp_path))
+    assert (table.pattern, table.days) == (f"{tmp_path}/{pattern}", days)
+    found = [file for day in days for file in find_files(with_date(table.pattern, day), "csv")]
+    assert found == list(table.files)
+
+
+def test_files_of_two_tables_by_day_are_refused(tmp_path: Path) -> None:
+    _files(tmp_path, [f"log-2026-03-0{day}{of}.csv" for day in (1, 2) for of in ("", "-items")])
+    with pytest.raises(ConfigError, match=r"differ by more than a date: \['.*log-\{date\}-items\.csv'"):
+        find_table(str(tmp_path))
 
 
 def test_numbers_that_are_no_days_stay_in_names(tmp_path: Path) -> None:
