@@ -77,8 +77,8 @@ class WorkflowConfig(Strict):
         "the champion's workflow is used unchanged; on the date of a promotion, the workflow of the promoted "
         "model. `retrain`: as `extend`, but as `fit` if there is no champion yet, if `log.path` has no "
         "`{date}`, or if `train.retrain` requires a fresh start. `auto`: the workflow of the champion before "
-        "the run date is used unchanged; as `fit` if there is no champion yet. `nightly --retrain` uses `fit` "
-        "if it is set, and `retrain` otherwise.",
+        "the run date is used unchanged; as `fit` if there is no champion yet. `nightly --retrain` uses "
+        "`fit` if it is set, and `retrain` otherwise.",
     )
 
 
