@@ -7,7 +7,7 @@ tables of users and items, and the dataset.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, assert_never
@@ -208,18 +208,21 @@ def encode_split(
     run_date: str,
     split: Split,
     read: Callable[[Partition, Manifest, Split | None], pa.Table | DataFrame],
+    only: Collection[str] | None = None,
 ) -> pa.Table | DataFrame:
     """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow.
 
     If the features of a day are not published for this workflow yet, they are computed and published first.
 
     The argument `read` is a function that reads all rows of a feature partition, or the rows of one split.
+    If `only` is not None, the rows of other days of the split are left out.
 
     Raises:
         ConfigError: the workflow was fitted with weights of rows, but the configuration sets no weights.
     """
     require_weights(plan, workflow.version, workflow.spec)
     days = raw_days(plan, run_date, lake.recorder)[split]
+    days = [raw for raw in days if only is None or raw.dt in only]
     published = encoded_days(workers, plan, lake, workflow, days)
     table, label = lake.features(workflow.version), split if plan.is_divided else None
     return union_all([read(table.partition(dt), manifest, label) for dt, manifest in published.items()])

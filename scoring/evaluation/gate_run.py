@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -61,6 +61,9 @@ from storage.feature_spec import GROUP_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from storage.manifest import is_published, read_manifest
 from storage.run_context import RunContext
 from training.registry.versions import ChampionDecision
+from training.registry.warm_or_fresh import day_name
+
+_HELD_OUT = "held_out"  # name of the check that finds test days on which a model was trained
 
 # Maps each value of `split.by` to the remedy in the error for a test split without clicks or non-clicks.
 _MORE_TEST_ROWS = {
@@ -79,6 +82,8 @@ def run_gate(
 ) -> GateEvaluation:
     """Evaluates a challenger on the test rows of a dataset. This function does not publish tables.
 
+    Test days on which one of the models was trained are left out.
+
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
@@ -92,6 +97,7 @@ def run_gate(
     """
     gate = context.config.gate
     models = [challenger] if champion is None else [challenger, champion]
+    dataset, held_out = held_out_days(dataset, models)
     measurement = measure_models(context, dataset, models)
     challenger_measures, champion_measures, comparison = measurement.models[challenger.version], None, None
     unmeasured = challenger_measures.quality.unmeasured
@@ -107,7 +113,7 @@ def run_gate(
     champion_version = champion.version if champion else None
     lists = compare_lists(gate.confidence, measured_lists, challenger.version, champion_version)
     drift_found, drift = drift_checks(context, challenger_measures, champion_measures)
-    checks = [*list_checks(gate, lists), *drift_found]
+    checks = [*held_out, *list_checks(gate, lists), *drift_found]
     if barred_because is not None:
         checks.insert(0, GateCheck(STANDING, "hold", barred_because))
     figures = challenger_measures.figures
@@ -117,6 +123,29 @@ def run_gate(
     return GateEvaluation(
         challenger, challenger_measures, champion_measures, comparison, lists, drift, verdict
     )
+
+
+def held_out_days(dataset: Dataset, models: Sequence[ModelInfo]) -> tuple[Dataset, list[GateCheck]]:
+    """Returns the dataset with only the test days on which no model was trained, and a check of the others.
+
+    A model fits the labels of its own training rows too well. There are such test days if `split.test_days`
+    was enlarged after a model was trained. If no test day is left, all are kept, and the check has the level
+    `hold`. If no model was trained on a test day, there is no check.
+    """
+    test, seen = dataset.splits["test"], {}
+    for role, model in zip(("challenger", "champion"), models, strict=False):
+        known = model.description.get("trained_days", ())
+        if days := [day.dt for day in test if day_name(day.dt, day.label) in known]:
+            seen[f"the {role} {model.version}"] = days
+    if not seen:
+        return dataset, []
+    message = " and ".join(f"{model} was trained on the test days {days}" for model, days in seen.items())
+    left = tuple(day for day in test if not any(day.dt in days for days in seen.values()))
+    if not left:
+        message += ", so no test day is left for the comparison: train again for a later run date"
+        return dataset, [GateCheck(_HELD_OUT, "hold", message)]
+    message += f", so the gate measures only the test days {[day.dt for day in left]}"
+    return replace(dataset, splits={**dataset.splits, "test": left}), [GateCheck(_HELD_OUT, "warn", message)]
 
 
 # Compares the lists of challenger and champion, and checks the difference against `gate.lists_margin`.
@@ -684,8 +713,9 @@ def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: s
     workflow = load_workflow(
         context.lake, workflow_version, config.output.broadcast_max_rows, engine, workers
     )
-    read = partial(read_in_pieces, context)
-    return encode_split(workers, plan_of(config), context.lake, workflow, context.run_date, "test", read)
+    plan, read = plan_of(config), partial(read_in_pieces, context)
+    days = [member.dt for member in dataset.splits["test"]]
+    return encode_split(workers, plan, context.lake, workflow, context.run_date, "test", read, days)
 
 
 # Measures MAP@k and NDCG@k of ranked groups of rows, such as ads that were displayed together.

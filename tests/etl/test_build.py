@@ -136,6 +136,10 @@ def test_both_engines_give_the_same_rows_of_a_day_that_is_not_encoded(
     assert (published.rows, published.rows_in) == (len(expected), len(builds.lines[day]))
     cases.assert_features_equal(encoded(), expected, builds.first.workflow.spec)
     assert read_manifest(partition).created_at == published.created_at
+    workflow, read = load_workflow(builds.lake, version, engine=engine), partial(rows_of, spark)
+    arguments = (SparkWorkers(spark), plan_of(config), builds.lake, workflow, SECOND, "train", read)
+    one_day = read_manifest(builds.lake.features(version).partition(DAYS[1])).rows
+    assert encode_split(*arguments, [DAYS[1]]).count() == one_day < encode_split(*arguments).count()
 
 
 def test_features_of_another_workflow_are_published_beside_those_of_the_dataset(

@@ -22,6 +22,7 @@ from reporting.html.page import build
 from reporting.inspect.model_tables import history_table
 from scoring.delivery import publish_limits
 from scoring.model import context_features
+from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, read_dataset
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import LakePaths, Partition
@@ -339,6 +340,36 @@ def test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists(
     assert reason in page
     assert measured["unmeasured"] in page
     assert "m1" in history_table(lake, "toy", DAY_AFTER)
+
+
+def test_the_gate_measures_only_test_days_on_which_no_model_was_trained(
+    tmp_path: Path, reference: ReferenceScores, without_workflow: None
+) -> None:
+    """`split.test_days` was enlarged from 1 to 2 after the training of the champion."""
+    config = publish_lake(tmp_path / "lake", reference)
+    lake = LakePaths(config.lake)
+    evaluate_model(RunContext("test", config, RUN_DATE))
+    path = f"{lake.models('toy')}/m1/model.json"
+    file_io.replace_json(path, {**file_io.read_json(path), "trained_days": DAYS[:3]})
+    old = read_dataset(lake, RUN_DATE).splits
+    splits = {
+        "train": old["train"][:1],
+        "validation": old["train"][1:],
+        "test": (*old["validation"], *old["test"]),
+    }
+    publish_dataset(lake, Dataset(DAY_AFTER, WORKFLOW, splits, "fit"), "")
+    summary = evaluate_model(RunContext("test", config, DAY_AFTER))
+    facts = read_manifest(lake.evaluations.partition(DAY_AFTER)).facts
+    first, second, last = (feature_rows(reference, day).to_pandas() for day in (0, 1, 3))
+    for model in ("challenger", "champion"):
+        assert (facts[model]["rows"], facts[model]["positives"]) == (len(last), last.label.sum())
+    known = {*first.user_key, *second.user_key}
+    assert facts["lists"]["users"] == len(known & {*last[last.label == 1].user_key})
+    message = (
+        f"the champion m1 was trained on the test days ['{DAYS[2]}'], so the gate measures only the test days "
+        f"['{RUN_DATE}']"
+    )
+    assert message in summary.facts["warnings"]
 
 
 @pytest.mark.parametrize(

@@ -474,7 +474,7 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
     asked = []
 
     def encode_split(*arguments: Any) -> DataFrame:
-        asked.append(arguments[3:6])
+        asked.append((*arguments[3:6], arguments[7]))
         return encoded
 
     monkeypatch.setattr(gate_run, "load_workflow", lambda _, version, *__: version)
@@ -492,7 +492,7 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
         return
     evaluate_model(job)
     facts = read_manifest(lake.evaluations.partition(DAY_AFTER)).facts
-    assert asked == [("w2", DAY_AFTER, "test")]
+    assert asked == [("w2", DAY_AFTER, "test", [RUN_DATE])]
     assert (facts["champion"]["workflow_version"], facts["challenger"]["workflow_version"]) == ("w1", "w2")
     assert facts["champion"]["auc"] == facts["challenger"]["auc"]
     assert facts["lists"]["champion"] == facts["lists"]["challenger"]

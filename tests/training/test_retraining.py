@@ -145,6 +145,40 @@ def test_a_log_without_days_is_trained_from_fresh_weights(
     assert refused.value.remedy == "set train.retrain.start=auto"
 
 
+@pytest.mark.parametrize(
+    "validation, test, known",
+    [
+        ([7], [8, 9], []),
+        ([7], [6, 8, 9], ["2026-01-06"]),
+        ([5], [6, 7, 8, 9], ["2026-01-05", "2026-01-06"]),
+        ([6], [], ["2026-01-06"]),
+    ],
+)
+def test_a_champion_that_was_trained_on_days_that_measure_models_is_no_parent(
+    lake: LakePaths,
+    caplog: pytest.LogCaptureFixture,
+    validation: list[int],
+    test: list[int],
+    known: list[str],
+) -> None:
+    """`split.test_days` or `split.validation_days` was enlarged after the training of the champion."""
+    caplog.set_level("INFO")
+    ran(lake, config_of(lake), 8, None)  # trained on the 5th and 6th
+
+    def members(days: list[int]) -> tuple[Member, ...]:
+        return tuple(Member(f"2026-01-{day:02d}", "d", None) for day in days)
+
+    splits = {"train": members([3, 4]), "validation": members(validation), "test": members(test)}
+    dataset = Dataset("2026-01-09", "w1", splits, "extend")
+    parent = find_parent(config_of(lake), lake, dataset)
+    assert (parent is None) == bool(known)
+    if known:
+        reason = f"the champion was trained on days that now measure models, in validation or test: {known}"
+        assert f"fresh weights, not from champion v08: {reason}" in caplog.text
+        with pytest.raises(DataError, match=r"is warm, and .* days that now measure models"):
+            find_parent(config_of(lake, start="warm"), lake, dataset)
+
+
 def test_days_between_two_windows_are_named(lake: LakePaths, caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(lake)
     ran(lake, config, 8, None)  # learned from the 5th and 6th

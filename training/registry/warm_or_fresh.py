@@ -3,7 +3,8 @@
 A warm-started training starts from the weights of an earlier model, its parent. The parent and the parent's
 ancestors are the ancestors of the new model. If embeddings were trained on the same rows twice, they would
 overfit, and the model would get worse with every run. A warm-started training therefore uses only days of its
-train split on which no ancestor was trained.
+train split on which no ancestor was trained. No ancestor may have been trained on a validation or test day,
+because the model would then be measured on rows that it has already learned.
 """
 
 from __future__ import annotations
@@ -130,6 +131,10 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
         )
     if parent.trained_days >= set(train_days(dataset)):
         return "the champion has already been trained on all train days of the dataset"
+    held_out = [member for split in ("validation", "test") for member in dataset.splits.get(split, ())]
+    known = sorted({day_name(day.dt, day.label) for day in held_out} & parent.trained_days)
+    if known:
+        return f"the champion was trained on days that now measure models, in validation or test: {known}"
     return None
 
 

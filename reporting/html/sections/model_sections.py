@@ -195,6 +195,7 @@ _CHECK_NAMES = {
     "click_rate_change": "Click rate",
     "oov_share": "Unknown ids",
     "standing": "Decided by people",
+    "held_out": "Test days",
 }
 _MARKS = {"hold": "stop", "warn": "warn"}
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from conf.types import Gate
 from metrics.bootstrap import Interval
 from scoring.evaluation.gate import ChallengerComparison, GateCheck, ModelFigures, Verdict, decide, level_of
+from scoring.evaluation.gate_run import held_out_days
+from scoring.model.model_info import ModelInfo
+from storage.dataset import Dataset, Member
 
 GOOD = ModelFigures(0.7612, 0.4, 1.02)
 CHAMPION = ModelFigures(0.7590, 0.41, 0.98)
@@ -216,3 +220,51 @@ def test_one_row_and_one_user_are_counted_as_one() -> None:
     said = {check.name: check.message for check in decision.checks}
     assert said["rows"].startswith("1 row in the test split is too few to decide on (gate.min_rows=")
     assert said["users"].startswith("1 user in the test split is too few to decide on (gate.min_users=")
+
+
+@pytest.mark.parametrize(
+    "of_challenger, of_champion, left, message",
+    [
+        ([1, 2], [1, 2], [6, 7, 8], None),
+        (
+            [1],
+            [5, 6],
+            [7, 8],
+            "the champion v1 was trained on the test days ['2026-01-06'], so the gate measures",
+        ),
+        ([8], [6], [7], "challenger v2 was trained on the test days ['2026-01-08'] and the champion v1 was"),
+        (
+            [8],
+            [6, 7],
+            [6, 7, 8],
+            "so no test day is left for the comparison: train again for a later run date",
+        ),
+        ([6, 7, 8], None, [6, 7, 8], "no test day is left"),
+    ],
+)
+def test_test_days_on_which_a_model_was_trained_are_left_out_or_stop_the_promotion(
+    of_challenger: list[int], of_champion: list[int] | None, left: list[int], message: str | None
+) -> None:
+    def day(number: int) -> str:
+        return f"2026-01-{number:02d}"
+
+    models = [
+        cast(ModelInfo, SimpleNamespace(version=version, description={"trained_days": list(map(day, days))}))
+        for version, days in (("v2", of_challenger), ("v1", of_champion))
+        if days is not None
+    ]
+    test = tuple(Member(day(number), "d", None) for number in (6, 7, 8))
+    dataset = Dataset(day(8), "w", {"train": (Member(day(1), "d", None),), "test": test}, "fit")
+    measured, checks = held_out_days(dataset, models)
+    assert measured.splits == {
+        **dataset.splits,
+        "test": tuple(one for one in test if one.dt in map(day, left)),
+    }
+    if message is None:
+        assert (measured, checks) == (dataset, [])
+        return
+    (check,) = checks
+    assert message in check.message
+    assert check.level == ("hold" if len(left) == 3 else "warn")
+    assert verdict(0.0, 0.01, other_checks=(check,)).promoted == (check.level == "warn")
+    assert decide(Gate(), GOOD, None, (check,)).promoted, "no other model can serve"
