@@ -18,6 +18,7 @@ def champion(dataset: Dataset) -> Asset:
 def recommendations(dataset: Dataset) -> Asset:
     """Returns the asset that daily_recommendations updates when the lists of a day are published and checked.
 
-    You can schedule your own DAGs on this asset.
+    You can schedule your own DAGs on this asset, by PartitionedAssetTimetable: scheduled runs have partition
+    keys, and Airflow starts no other DAGs for an event with such a key.
     """
     return Asset(dataset.id_of("nightrank_recommendations"), group="nightrank")
