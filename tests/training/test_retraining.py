@@ -146,6 +146,27 @@ def test_a_log_without_days_is_trained_from_fresh_weights(
 
 
 @pytest.mark.parametrize(
+    "validation_days, test_days, known",
+    [
+        (1, 2, []),
+        (1, 3, ["2026-01-06"]),
+        (2, 3, ["2026-01-05", "2026-01-06"]),
+    ],
+)
+def test_a_new_workflow_is_fitted_if_the_champions_contains_days_that_measure_models(
+    lake: LakePaths, validation_days: int, test_days: int, known: list[str]
+) -> None:
+    """Statistics of the champion's workflow contain the labels of these days."""
+    ran(lake, config_of(lake), 8, None)  # trained on the 5th and 6th
+    config = config_of(lake)
+    longer = {"validation_days": validation_days, "test_days": test_days}
+    config = config.model_copy(update={"split": config.split.model_copy(update=longer)})
+    reason = fresh_start(config, lake, "2026-01-09")
+    expected = f"the champion was trained on days that now measure models, in validation or test: {known}"
+    assert reason == (expected if known else None)
+
+
+@pytest.mark.parametrize(
     "validation, test, known",
     [
         ([7], [8, 9], []),

@@ -79,8 +79,9 @@ def find_parent(config: Config, lake: LakePaths, dataset: Dataset) -> Parent | N
 def fresh_start(config: Config, lake: LakePaths, run_date: str) -> str | None:
     """Returns why a retraining must be fresh, with newly fitted vocabularies; None if it can be warm.
 
-    The reasons are the settings `train.retrain`, and a log whose path has no date: each run reads the whole
-    log, so its rows include those on which earlier models were trained.
+    The reasons are the settings `train.retrain`; a log whose path has no date, because each run reads the
+    whole log, so its rows include those on which earlier models were trained; and a champion that was trained
+    on validation or test days of this run, because its statistics contain the labels of these days.
 
     A fresh training starts from random weights. The result depends only on the configuration and on runs
     before the run date. So build_features and train_model get the same result, even in a rerun.
@@ -100,6 +101,11 @@ def fresh_start(config: Config, lake: LakePaths, run_date: str) -> str | None:
         return None
     if retrain.start != "auto":
         assert_never(retrain.start)
+    champion = versions.champion_as_of(lake, config.name, run_date, before=True)
+    if champion and config.split.by == "day":
+        trained_days = read_description(versions.model_path(lake, config.name, champion))["trained_days"]
+        if known := sorted({*_days_that_measure(config, run_date)}.intersection(trained_days)):
+            return _learned(known)
     if retrain.fresh_every_days is None:
         return None
     earliest = (date.fromisoformat(run_date) - timedelta(days=retrain.fresh_every_days)).isoformat()
@@ -108,6 +114,17 @@ def fresh_start(config: Config, lake: LakePaths, run_date: str) -> str | None:
             return None
     days = retrain.fresh_every_days
     return f"the last fresh training was train.retrain.fresh_every_days={days} or more days ago"
+
+
+def _days_that_measure(config: Config, run_date: str) -> list[str]:
+    """Returns the validation and test days of a run, the last one first."""
+    last = date.fromisoformat(run_date)
+    length = config.split.validation_days + config.split.test_days
+    return [(last - timedelta(days=back)).isoformat() for back in range(length)]
+
+
+def _learned(days: list[str]) -> str:
+    return f"the champion was trained on days that now measure models, in validation or test: {days}"
 
 
 def _was_fresh(lake: LakePaths, name: str, run_date: str) -> bool:
@@ -134,7 +151,7 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
     held_out = [member for split in ("validation", "test") for member in dataset.splits.get(split, ())]
     known = sorted({day_name(day.dt, day.label) for day in held_out} & parent.trained_days)
     if known:
-        return f"the champion was trained on days that now measure models, in validation or test: {known}"
+        return _learned(known)
     return None
 
 
