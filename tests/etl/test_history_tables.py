@@ -188,9 +188,9 @@ def test_days_without_a_raw_log_keep_their_clicks_and_a_changed_day_changes_late
     changed.loc[of_second_day, "item"] = "i0"
     write_log(tmp_path, changed[of_second_day])
     rebuilt = cases.run_build(spark, config, RUN_DATE)
-    differ = {day for day in first.features if first.features[day].digest != rebuilt.features[day].digest}
-    assert differ == {DAYS[2], DAYS[3]}  # the days that look back to the second day
-    for day in sorted(differ):
+    # Train days look back to the second day, so statistics of their histories may have changed.
+    assert rebuilt.workflow.version != first.workflow.version
+    for day in first.features:
         assert_histories(config, rebuilt, changed, day)
     lake = LakePaths(config.lake)
     assert read_manifest(lake.last_clicks.partition(DAYS[0])).rows > 0

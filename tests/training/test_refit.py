@@ -187,8 +187,13 @@ def test_a_warm_start_uses_the_champion_and_not_its_refit(runs: Runs) -> None:
     assert [file.dt for file in plan.train_files] == [DAYS[2]] * 2  # the test day of no run is left out
 
 
-def test_a_held_out_day_on_which_the_parent_was_trained_is_left_out(runs: Runs, tmp_path: Path) -> None:
-    """The window moved back: the second day of the lake is a train day of the parent and validates now."""
+def test_a_refit_has_a_held_out_day_on_which_the_champion_before_was_trained(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """The window moved back: the second day was a train day of the champion before, and validates now.
+
+    So the training starts from fresh weights, and no model of its chain has learned this day.
+    """
     lake = LakePaths(f"{tmp_path}/lake")
     shutil.copytree(runs.lake.root, lake.root)
     dataset = read_dataset(lake, SECOND)
@@ -201,8 +206,9 @@ def test_a_held_out_day_on_which_the_parent_was_trained_is_left_out(runs: Runs, 
     champion = make_plan(config_of(lake), lake, moved)
     file_io.replace_json(f"{champion.model_path}/model.json", {"steps": 1})
     plan = make_refit_plan(config_of(lake), lake, moved, champion.description["version"])
+    assert champion.parent_path is None
     assert sorted({file.dt for file in champion.train_files}) == [DAYS[2], DAYS[3]]
-    assert sorted({file.dt for file in plan.train_files}) == [DAYS[2], DAYS[3], DAYS[4]]
+    assert sorted({file.dt for file in plan.train_files}) == [DAYS[1], DAYS[2], DAYS[3], DAYS[4]]
 
 
 def test_a_rerun_trains_nothing(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,7 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
 
     The refit has the settings of the champion's training, and starts from the same weights: the same random
     weights, or those of the same parent. An epoch uses each row of the champion's training, the validation
-    split and the test split once. Days on which the parent was trained are left out, as in every warm start.
+    split and the test split once. The parent was trained on no day of these two splits (find_parent).
     The champion may have the weights of a step before its last planned step, because its training ended early
     or because an earlier step was better (`train.keep`). The refit then ends after the same share of its own
     steps, rounded up. The refit is not measured, because no rows are left to measure it with.
@@ -267,7 +267,6 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
         )
     trained = read_description(plan.model_path)
     steps = trained["kept"]["step"] if "kept" in trained else trained["steps"]
-    seen = frozenset(read_description(plan.parent_path)["trained_days"]) if plan.parent_path else frozenset()
     held_out = (*plan.splits["validation"], *plan.splits["test"])
     version = digest_of(["refit", champion, steps])
     days = {day_name(member.dt, member.label) for split in SPLITS for member in dataset.splits.get(split, ())}
@@ -283,7 +282,7 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
         },
         train=plan.train.model_copy(update={"baselines": [], "evaluate_every_steps": 0, "stop_at": None}),
         splits={"train": (*plan.splits["train"], *held_out)},
-        train_files=(*plan.train_files, *(file for file in held_out if file.dt not in seen)),
+        train_files=(*plan.train_files, *held_out),
         model_path=resolved(model_path(lake, name, version)),
         checkpoint_path=resolved(lake.checkpoints(version)),
     )
