@@ -118,8 +118,9 @@ def test_warm_stops_where_it_cannot_and_says_why(lake: LakePaths) -> None:
     with pytest.raises(
         DataError,
         match=r"is warm, and .* cannot start from champion v08: the champion was trained on ids of workflow",
-    ):
+    ) as refused:
         find_parent(config, lake, dataset_of(9, "w2"))
+    assert refused.value.remedy.startswith("run build_features with workflow.mode=retrain, or")
     with pytest.raises(DataError, match="the champion has already been trained on all train days"):
         find_parent(config, lake, replace(dataset_of(8), run_date="2026-01-09"))
 
@@ -196,8 +197,9 @@ def test_a_champion_that_was_trained_on_days_that_measure_models_is_no_parent(
     if known:
         reason = f"the champion was trained on days that now measure models, in validation or test: {known}"
         assert f"fresh weights, not from champion v08: {reason}" in caplog.text
-        with pytest.raises(DataError, match=r"is warm, and .* days that now measure models"):
+        with pytest.raises(DataError, match=r"is warm, and .* days that now measure models") as refused:
             find_parent(config_of(lake, start="warm"), lake, dataset)
+        assert refused.value.remedy == "set train.retrain.start=auto"
 
 
 def test_days_between_two_windows_are_named(lake: LakePaths, caplog: pytest.LogCaptureFixture) -> None:

@@ -55,7 +55,9 @@ def find_parent(config: Config, lake: LakePaths, dataset: Dataset) -> Parent | N
     parent = Parent(champion, frozenset(description["trained_days"]))
     reason = fresh_start(config, lake, dataset.run_date) or _misfit(config, dataset, description, parent)
     if reason and config.train.retrain.start == "warm":
-        again = "run build_features with workflow.mode=retrain, or " if config.log.by_day else ""
+        # A workflow that extends the champion's helps only if the dataset has another workflow.
+        helps = config.log.by_day and not _has_workflow_of(description, dataset)
+        again = "run build_features with workflow.mode=retrain, or " if helps else ""
         raise DataError(
             f"train.retrain.start is warm, and a training on the dataset of {dataset.run_date} cannot start "
             f"from champion {champion}: {reason}",
@@ -140,7 +142,7 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
     champions = ModelConfig(**description["model"]).model_dump(mode="json")
     if champions != configured:
         return f"the champion has the section model {champions}, but the configuration has {configured}"
-    if description["workflow_version"] not in (dataset.workflow_version, dataset.parent_workflow):
+    if not _has_workflow_of(description, dataset):
         theirs, ours = description["workflow_version"], dataset.workflow_version
         return (
             f"the champion was trained on ids of workflow {theirs}, which stand for other values in "
@@ -153,6 +155,11 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
     if known:
         return _learned(known)
     return None
+
+
+def _has_workflow_of(description: Mapping[str, Any], dataset: Dataset) -> bool:
+    """Returns whether a dataset was encoded by the workflow of a model, or by one that extends it."""
+    return description["workflow_version"] in (dataset.workflow_version, dataset.parent_workflow)
 
 
 def skipped_days(config: Config, parent: Parent, days: list[str]) -> list[str]:
