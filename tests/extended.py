@@ -306,6 +306,11 @@ EXTENDED = (
     "tests/faults/test_two_trainings.py::test_a_retry_beside_a_training_that_lives_on[write",
     "tests/faults/test_prepared_kills.py::*[before the counts]",
     "tests/faults/test_search_kills.py",
+    # A typed error of Spark's workers is raised again: etl/spark/test_frame_passes.py. Errors of a job by spark-submit,
+    # and where their stacks are: the full disk of this file.
+    "tests/jobs/test_streams.py::test_a_typed_error_of_a_worker_has_no_stack_in_front",
+    # The same summary of a job by spark-submit: reporting/monitoring/test_event_logs.py.
+    "tests/jobs/test_streams.py::test_standard_output_holds_one_line",
     "tests/jobs/test_streams.py::test_streams_that_are_one_file",
     "tests/jobs/test_streams.py::test_where_the_lake_takes_no_file",
     "tests/scoring/test_in_process.py::test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists[process-one",
