@@ -309,6 +309,12 @@ EXTENDED = (
     # A typed error of Spark's workers is raised again: etl/spark/test_frame_passes.py. Errors of a job by spark-submit,
     # and where their stacks are: the full disk of this file.
     "tests/jobs/test_streams.py::test_a_typed_error_of_a_worker_has_no_stack_in_front",
+    # Wrong configurations: cli/test_bad_input.py. Exit codes by spark-submit: the full disk of test_streams.py.
+    "tests/jobs/test_streams.py::test_bad_configuration_is_told_on_standard_error",
+    # Either signal with the other launcher.
+    "tests/jobs/test_nightly.py::test_signal_ends_the_whole_group_of_the_running_stage[one application-15",
+    "tests/jobs/test_nightly.py::test_signal_ends_the_whole_group_of_the_running_stage[isolated-2",
+    "tests/jobs/test_process_end.py::test_a_job_with_a_jvm_or_another_program_ends_as_usual[-c",
     # The same summary of a job by spark-submit: reporting/monitoring/test_event_logs.py.
     "tests/jobs/test_streams.py::test_standard_output_holds_one_line",
     "tests/jobs/test_streams.py::test_streams_that_are_one_file",
