@@ -275,6 +275,8 @@ EXTENDED = (
     "tests/jobs/test_nights_without_a_jvm.py::test_a_night_without_lists",
     "tests/jobs/test_nights_without_a_jvm.py::test_a_night_with_histories",
     "tests/nightrank/test_mlflow.py::test_a_service_of_mlflow_scores_json",
+    # The cells of the notebook, which call what test_page.py, test_model.py and test_plots.py test.
+    "tests/nightrank/test_notebook.py::test_it_runs",
     # Trainings on Horovod's ranks. The same on threads: the other tests of these files. Horovod itself: test_ranks.py.
     "tests/training/test_timelines.py::test_horovod_ranks_train_as_one",
     "tests/training/test_kept_weights.py::test_horovod_ranks_keep_the_best_step",
