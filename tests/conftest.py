@@ -33,6 +33,16 @@ from tests.standalone import Cluster, standalone_cluster
 limit_spinning()  # test files import torch before our packages
 register_checked_device()
 
+
+def _without_waiting(_: object) -> None:
+    """Stands for os.fsync: no test ends the machine, so the content of files is never lost.
+
+    Some tests write thousands of small files, and each would wait for the disk.
+    """
+
+
+os.fsync = _without_waiting
+
 # Examples may take long to draw and to run if other processes use the cores. Each test has a time limit anyway.
 # Each run draws other examples, so 60 of them per run suffice.
 settings.register_profile(

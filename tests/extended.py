@@ -275,6 +275,8 @@ EXTENDED = (
     "tests/jobs/test_nights_without_a_jvm.py::test_a_night_without_lists",
     "tests/jobs/test_nights_without_a_jvm.py::test_a_night_with_histories",
     "tests/nightrank/test_mlflow.py::test_a_service_of_mlflow_scores_json",
+    # The cells of the notebook, which call what test_page.py, test_model.py and test_plots.py test.
+    "tests/nightrank/test_notebook.py::test_it_runs",
     # Trainings on Horovod's ranks. The same on threads: the other tests of these files. Horovod itself: test_ranks.py.
     "tests/training/test_timelines.py::test_horovod_ranks_train_as_one",
     "tests/training/test_kept_weights.py::test_horovod_ranks_keep_the_best_step",
@@ -306,6 +308,17 @@ EXTENDED = (
     "tests/faults/test_two_trainings.py::test_a_retry_beside_a_training_that_lives_on[write",
     "tests/faults/test_prepared_kills.py::*[before the counts]",
     "tests/faults/test_search_kills.py",
+    # A typed error of Spark's workers is raised again: etl/spark/test_frame_passes.py. Errors of a job by spark-submit,
+    # and where their stacks are: the full disk of this file.
+    "tests/jobs/test_streams.py::test_a_typed_error_of_a_worker_has_no_stack_in_front",
+    # Wrong configurations: cli/test_bad_input.py. Exit codes by spark-submit: the full disk of test_streams.py.
+    "tests/jobs/test_streams.py::test_bad_configuration_is_told_on_standard_error",
+    # Either signal with the other launcher.
+    "tests/jobs/test_nightly.py::test_signal_ends_the_whole_group_of_the_running_stage[one application-15",
+    "tests/jobs/test_nightly.py::test_signal_ends_the_whole_group_of_the_running_stage[isolated-2",
+    "tests/jobs/test_process_end.py::test_a_job_with_a_jvm_or_another_program_ends_as_usual[-c",
+    # The same summary of a job by spark-submit: reporting/monitoring/test_event_logs.py.
+    "tests/jobs/test_streams.py::test_standard_output_holds_one_line",
     "tests/jobs/test_streams.py::test_streams_that_are_one_file",
     "tests/jobs/test_streams.py::test_where_the_lake_takes_no_file",
     "tests/scoring/test_in_process.py::test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists[process-one",

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from local_airflow.home import local_variable
-from tests.airflow.airflow_setup import CONFIG, LOCAL_MASTER, AirflowSetup
+from tests.airflow.airflow_setup import CONFIG, LOCAL_MASTER, ROOT, AirflowSetup
 from tests.airflow.test_dags import NOT_RETRIED, RETRIED
+from tests.setup.doctor.fake_horovod import write_horovod
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -30,8 +31,14 @@ def checked(
     lone.write_text("#!/bin/sh\n")
     lone.chmod(0o755)
     (folder / "jobs").mkdir()
+    # This checkout with a package in place of Horovod, whose import of torch takes most of the time of the checks.
+    home = folder / "checkout"
+    write_horovod(home)
+    for path in ROOT.iterdir():
+        (home / path.name).symlink_to(path)
     base = {
         **local_variable(CONFIG, [f"lake={airflow_setup.lake}"]),
+        "home": str(home),
         "spark_submit": str(airflow_setup.folder / "spark-submit"),
         "profiles": {"default": str(large), "report": str(fine)},
         "check_node": True,

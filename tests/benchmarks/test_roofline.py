@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.criteo_shapes import CARDINALITIES, NUM_DENSE, spec_of
-from benchmarks.gpu.roofline import GPUS, Gpu, Network, Part, distinct_share, parts_of, samples_per_s
+from benchmarks.gpu.roofline import GPUS, Gpu, Network, Part, distinct_share, main, parts_of, samples_per_s
 from conf.types import ModelConfig
 from training.loop.forward import DensePart
 from training.models import build_model
@@ -65,11 +63,9 @@ def test_the_distinct_share_is_that_of_a_batch() -> None:
 
 
 @pytest.mark.processes
-def test_the_script_ends_in_one_json_line() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/gpu/roofline.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    summary = json.loads(done.stdout.splitlines()[-1])
+def test_the_script_ends_in_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["benchmark"] == "gpu_roofline"
     assert summary["predicted"] is True
     assert set(summary["ratios"]) == {"aim", "aim_at_published_share"}

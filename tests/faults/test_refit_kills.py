@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
 
 FIRST, SECOND = RUN_DATES
 RECORD = f"refits/dt={SECOND}.json"
+IMPORTED_LATER = ("pandas", "training.architectures.dlrm", "training.data.row_groups")
 INSTANTS = ("step-000000000010.json", "model.json", RECORD)
 
 
@@ -79,7 +80,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         first = str(refit(config, FIRST).facts["version"])
         story = Story(lake, first, train_and_promote(config, SECOND))
         plan = make_refit_plan(config, lake, read_dataset(lake, SECOND), story.champion)
-        with fork_server("tests.faults.refit_process") as server:
+        with fork_server("tests.faults.refit_process", *IMPORTED_LATER) as server:
             for instant in INSTANTS:
                 process = server.Process(target=refit_and_die, args=(lake.root, SECOND, instant))
                 process.start()

@@ -32,7 +32,7 @@ EVERY = 10  # steps from checkpoint to checkpoint, of 32
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
-    with server_of_attempts():
+    with server_of_attempts(__name__, "training.architectures.dlrm", "training.data.row_groups"):
         yield
 
 

@@ -21,6 +21,7 @@ from jobs.build_features import run as build_features
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from jobs.plan_night import run as plan_night
 from storage.run_context import RunContext
+from tests.cli.test_bad_input import run_here
 from training.settings import Features, check_model, known_architectures
 
 pytestmark = pytest.mark.processes
@@ -226,8 +227,7 @@ def test_a_model_that_does_not_fit_the_features_is_refused_before_features_are_m
 @pytest.mark.parametrize("job", ["build_features", "generate_clicks", "plan_night", "nightly"])
 def test_a_misspelt_key_of_the_model_ends_a_job_before_it_works(tmp_path: Path, job: str) -> None:
     path = write(tmp_path, model={**DLRM, "top_mpl": [8]})
-    command = [sys.executable, f"jobs/{job}.py", "--config", str(path), "--run-date", RUN_DATE]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    ended = run_here(job, "--config", path, "--run-date", RUN_DATE)
     assert ended.returncode == 2, ended.stderr
     assert "unknown key model.top_mpl=[8]" in ended.stderr
     assert "its settings are ['bottom_mlp', 'embedding_dim', 'top_mlp']" in ended.stderr

@@ -24,6 +24,7 @@ from jobs.new_config.questions import Questions
 from jobs.new_config.tables import open_new_table, share_of_repeats
 from storage.paths import LakePaths
 from tests.processes import ROOT, environment
+from tests.stages import run_retraining
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 8)]
 
@@ -75,17 +76,7 @@ def test_a_shop_gets_lists_without_an_edit(shop: Path) -> None:
     assert config.log.path.endswith("events_{date}.csv")
     assert config.scopes.item == ["price", "item"]
     assert check_config.main(["--config", "my.yaml", "--run-date", DAYS[-1]]) == 0
-    fast = ["--set", "train.epochs=1", "--set", "gate.replicates=100"]
-    command = ["jobs/nightly.py", "--config", str(shop / "my.yaml"), "--run-date", DAYS[-1], "--retrain"]
-    done = subprocess.run(
-        [sys.executable, *command, *fast],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_retraining(shop / "my.yaml", DAYS[-1], "train.epochs=1", "gate.replicates=100")
     lists = LakePaths(config.lake).recommendations.partition(DAYS[-1])
     assert len(pd.read_parquet(lists.path).user_id.unique()) == 60
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from jobs import nightly
 from jobs.nightly import main
 from tests.processes import ROOT
+from tests.setup.doctor.fake_horovod import write_horovod
 
 pytestmark = pytest.mark.processes
 
@@ -34,6 +36,13 @@ def small(tmp_path: Path) -> Path:
     profile = tmp_path / "small.conf"
     profile.write_text("spark.master local[2]\nspark.driver.memory 900t\n")
     return profile
+
+
+@pytest.fixture(autouse=True)
+def horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package in place of Horovod, because Horovod's import of torch takes most of the time of the checks."""
+    write_horovod(tmp_path / "packages")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/packages:{os.environ.get('PYTHONPATH', '')}")
 
 
 def test_a_machine_that_is_too_small_is_an_infrastructure_error(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -11,14 +9,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from pyspark.sql import SparkSession
 
 import nightrank
 from conf.load import load_config
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates
-from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers
 from storage.paths import LakePaths
+from tests.etl.prepare.small_shop import no_session
 from tests.processes import ROOT
+from tests.stages import run_retraining
 
 FIRST_DAY, RUN_DATE = "2026-01-01", "2026-01-04"
 COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
@@ -59,8 +58,8 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
-    """The run of one date, with training, without a JVM. Only the log is generated with Spark."""
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The run of one date, with training, without a JVM, in this process."""
     folder = tmp_path_factory.mktemp("world")
     settings = {
         "extends": str(ROOT / "conf/datasets/generated.yaml"),
@@ -73,8 +72,7 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Worl
     config.write_text(yaml.safe_dump(settings))
     loaded = load_config(str(config))
     generate = generate_settings(loaded)
-    generate_days(SparkWorkers(spark), LakePaths(loaded.lake), generate, generated_dates(generate, FIRST_DAY))
-    job = [sys.executable, ROOT / "jobs/nightly.py", "--config", config, "--run-date", RUN_DATE, "--retrain"]
-    done = subprocess.run(job, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    workers, dates = LocalWorkers(1, no_session), generated_dates(generate, FIRST_DAY)
+    generate_days(workers, LakePaths(loaded.lake), generate, dates)
+    run_retraining(config, RUN_DATE)
     return World(folder, config)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 import tarfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -50,16 +53,36 @@ def test_the_demo_and_a_run_find_their_default_files(tmp_path: Path) -> None:
     assert "--nights 0 is less than 1" in done.stderr
     config = shutil.copy(ROOT / "conf/datasets/generated.yaml", tmp_path / "g.yaml")
     model = f"model={json.dumps({'architecture': 'dlrm'})}"
-    done = run("run", "--config", str(config), "--run-date", "never", "--set", model, cwd=tmp_path)
+    done = run(
+        "run", "--config", str(config), "--run-date", "never", "--set", model, "--isolate", cwd=tmp_path
+    )
     assert done.returncode == 2
     assert "'never' is not a date" in done.stderr
 
 
 def test_usage_names_the_command(tmp_path: Path) -> None:
-    for words in (["run"], ["build_features"], ["migrate"], ["doctor", "--profiles"], ["demo", "--night"]):
+    for words in (["run"], ["doctor", "--profiles"]):
         done = run(*words, "--unknown-option", cwd=tmp_path)
         assert done.returncode == 2
         assert f"nightrank {words[0]}: error: " in done.stderr
+
+
+@pytest.mark.parametrize("name", ["migrate", "demo"])
+def test_usage_of_a_job_names_the_command_that_started_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, with what the command leaves to the script of the job."""
+
+    def start(_: str, words: list[str]) -> None:
+        monkeypatch.setattr(sys, "argv", words[-2:])
+        sys.exit(import_module(f"jobs.{name}").main())
+
+    monkeypatch.setattr(os, "execv", start)
+    with pytest.raises(SystemExit) as ended:
+        command.main([name, "--unknown-option"])
+    assert sys.argv == [f"{command.find_project()}/jobs/{name}.py", "--unknown-option"]
+    assert ended.value.code == 2
+    assert f"nightrank {name}: error: " in capsys.readouterr().err
 
 
 def test_wrong_words_end_with_usage(tmp_path: Path) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from torch._inductor import config as inductor
 
+from conf.errors import ConfigError
 from conf.stage_types import ServingExperiment
 from jobs import export_model
 from tests.nightrank.conftest import RUN_DATE, World
@@ -34,14 +32,13 @@ def test_the_examples_of_the_page_run(world: World, tmp_path: Path, monkeypatch:
 
 
 def test_the_job_exports_the_model_that_serves(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     words = ["--config", str(world.config), "--run-date", RUN_DATE, "--output", str(tmp_path / "out")]
     words += ["--formats", "int8"]
-    command = [sys.executable, str(ROOT / "jobs/export_model.py"), *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
+    assert export_model.main(words) == 0
+    done = capsys.readouterr()
+    summary = json.loads(done.out.splitlines()[-1])
     assert summary["model_version"] == world.lake.champion().version
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "export.json",
@@ -49,17 +46,28 @@ def test_the_job_exports_the_model_that_serves(
         "ranker.onnx",
         "ranker.pt2",
     ]
-    assert "torchvision" not in done.stderr
-    assert "ranker.onnx, ranker.pt2   probability, differs from the model by at most" in done.stdout
-    assert "ranker.int8.onnx   probability, differs on average by" in done.stdout
+    assert "torchvision" not in done.err + caplog.text
+    assert "ranker.onnx, ranker.pt2   probability, differs from the model by at most" in done.out
+    assert "ranker.int8.onnx   probability, differs on average by" in done.out
     assert export_model.main(words) == 2
     shown = capsys.readouterr().err
     assert "exists already" in shown
     assert "Traceback" not in shown
-    with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
-        assert export_model.main([*words[:4], "--output", str(tmp_path / "new"), "--compiled"]) == 2
+
+
+def test_the_job_compiles_programs_and_says_why_it_cannot(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message of a missing compiler: tests/training/test_export.py."""
+
+    def fails(model: object, folder: str, formats: object, *, compiled: bool) -> None:
+        assert (folder, compiled) == (str(tmp_path / "new"), True)
+        raise ConfigError("ranker cannot be compiled: No working C++ compiler", "install a C++ compiler")
+
+    monkeypatch.setattr(export_model, "export", fails)
+    words = ["--config", str(world.config), "--run-date", RUN_DATE, "--output", str(tmp_path / "new")]
+    assert export_model.main([*words, "--compiled"]) == 2
     assert "ranker cannot be compiled: No working C++ compiler" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
 
 
 def test_the_job_adds_the_model_to_a_model_repository(

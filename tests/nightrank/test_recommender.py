@@ -6,8 +6,6 @@ import copy
 import gc
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +28,7 @@ from nightrank.interactions import read_attributes, read_interactions
 from nightrank.recommender_lake import make_config
 from storage.paths import LakePaths
 from storage.publish import read_manifest
-from tests.processes import ROOT
+from tests.stages import run_retraining
 
 ITEMS, USERS, START = 30, 60, 1_700_000_000
 SMALL: dict[str, Any] = {"epochs": 2, "batch_size": 64, "refit": False, "device": "cpu"}
@@ -85,7 +83,7 @@ def lists_of(frame: Any, user: str) -> list[str]:
 
 @pytest.mark.processes
 def test_the_lists_are_those_of_the_jobs(tmp_path: Path) -> None:
-    """`nightly`, with the configuration that `fit` uses, publishes the same lists."""
+    """A run with the configuration that `fit` uses publishes the same lists."""
     training = Training("sasrec", 2, 64, 0.01, None, refit=True, device="cpu", seed=3, settings={"blocks": 1})
     log = read_interactions(LOG, "user_id", "item_id", "time", None)
     (tmp_path / "lake/raw").mkdir(parents=True)
@@ -94,10 +92,8 @@ def test_the_lists_are_those_of_the_jobs(tmp_path: Path) -> None:
     values = config.model_dump(mode="json", exclude_unset=True)
     values["train"]["refit"] = True
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    job = [sys.executable, ROOT / "jobs/nightly.py", "--config", tmp_path / "config.yaml", "--retrain"]
     date = "2023-11-15"
-    done = subprocess.run([*job, "--run-date", date], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_retraining(tmp_path / "config.yaml", date)
     lake = nightrank.open(str(tmp_path / "lake"))
     published = lake.recommendations(date).pandas().drop(columns=["model_version", "workflow_version"])
     settings: dict[str, Any] = {**SMALL, "refit": True, "seed": 3, "blocks": 1, "learning_rate": 0.01}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,11 @@ BIN = Path(sys.executable).parent
 ARCHIVE = BIN.parent / class_archive.NAME
 
 
-@cache
-def version(options: str) -> str:
-    """What `spark-submit --version` prints, its JVM started with these options."""
-    done = subprocess.run(
-        [BIN / "spark-submit", "--version"],
-        env={**os.environ, "SPARK_SUBMIT_OPTS": options, "SPARK_LOCAL_IP": "127.0.0.1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout + done.stderr
+def version(*options: str) -> str:
+    """What `java -version` prints with these options, without the name of an archive of Java itself."""
+    java = Path(os.environ["JAVA_HOME"]) / "bin/java"
+    done = subprocess.run([java, *options, "-version"], capture_output=True, text=True, check=True)
+    return (done.stdout + done.stderr).replace(", sharing)", ")")
 
 
 def options(archive: Path) -> str:
@@ -42,7 +35,16 @@ def test_setup_made_it_and_the_environment_names_it() -> None:
 
 
 def test_classes_of_spark_come_from_it(tmp_path: Path) -> None:
-    version(f"{options(ARCHIVE)} -Xlog:class+load:file={tmp_path}/loaded")
+    subprocess.run(
+        [BIN / "spark-submit", "--version"],
+        env={
+            **os.environ,
+            "SPARK_SUBMIT_OPTS": f"{options(ARCHIVE)} -Xlog:class+load:file={tmp_path}/loaded",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+        capture_output=True,
+        check=True,
+    )
     loaded = (tmp_path / "loaded").read_text().splitlines()
     sources = [line for line in loaded if " org.apache.spark.deploy.SparkSubmit$ " in line]
     assert [line.split("source: ")[1] for line in sources] == ["shared objects file (top)"]
@@ -52,7 +54,7 @@ def test_classes_of_spark_come_from_it(tmp_path: Path) -> None:
 def test_without_a_good_one_nothing_is_said_of_it(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "spark.jsa").write_bytes(content)
-    assert version(options(tmp_path / "spark.jsa")) == version("")
+    assert version(*options(tmp_path / "spark.jsa").split()) == version()
 
 
 def test_a_java_that_cannot_make_one_is_told(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pandas  # noqa: F401 - Arrow imports it for the first table: in the server of processes, not in each process
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest

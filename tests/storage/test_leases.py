@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from multiprocessing.context import BaseContext
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,10 @@ from storage import file_io, leases
 from storage.leases import lease
 from storage.paths import LakePaths
 from tests.etl.lakes import servers
-from tests.processes import wait_for
+from tests.processes import fork_server, wait_for
 
 OWNER = leases.Owner("a machine", 7, 8, "a boot", "2026-01-04T00:00:00Z", holds=True)
 DATE, JOB, CONFIG = "2026-01-04", "build_features", "shop"
-SPAWN = multiprocessing.get_context("spawn")
 pytestmark = pytest.mark.processes
 
 
@@ -33,6 +32,13 @@ pytestmark = pytest.mark.processes
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with servers.bucket(tmp_path_factory.mktemp("s3"), "leased"):
         yield "s3a://leased"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BaseContext]:
+    # Arrow imports pandas when it first converts values, which each of the processes would do again.
+    with fork_server(__name__, "pandas") as started:
+        yield started
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -43,17 +49,18 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> LakePaths:
     return LakePaths(f"{request.getfixturevalue('bucket')}/{tmp_path.name}")
 
 
-def hold(root: str, held: Event, end: Event) -> None:
+def hold(root: str, variables: dict[str, str], held: Event, end: Event) -> None:
     """Holds the lease until `end`."""
+    os.environ.update(variables)  # the bucket's, which are younger than the server that forks
     with lease(LakePaths(root), DATE, JOB, CONFIG):
         held.set()
         end.wait(60)
 
 
-def held_by_another(lake: LakePaths) -> tuple[Any, Event]:
+def held_by_another(server: Any, lake: LakePaths) -> tuple[Any, Event]:
     """A process that holds the lease, and the event that ends it."""
-    held, end = SPAWN.Event(), SPAWN.Event()
-    process = SPAWN.Process(target=hold, args=(lake.root, held, end))
+    held, end = server.Event(), server.Event()
+    process = server.Process(target=hold, args=(lake.root, dict(os.environ), held, end))
     process.start()
     assert held.wait(60)
     return process, end
@@ -63,8 +70,8 @@ def tickets(lake: LakePaths) -> list[str]:
     return [info.base_name for info in file_io.list_files(lake.leases, recursive=True) if info.is_file]
 
 
-def test_the_second_is_told_who_holds_it_and_may_wait(lake: LakePaths) -> None:
-    process, end = held_by_another(lake)
+def test_the_second_is_told_who_holds_it_and_may_wait(server: BaseContext, lake: LakePaths) -> None:
+    process, end = held_by_another(server, lake)
     with (
         pytest.raises(InfrastructureError, match=f"process {process.pid} on ") as refused,
         lease(lake, DATE, JOB, CONFIG),
@@ -89,8 +96,10 @@ def test_the_second_is_told_who_holds_it_and_may_wait(lake: LakePaths) -> None:
     assert tickets(lake) == []
 
 
-def test_the_lease_of_a_killed_process_of_this_machine_is_taken_over_at_once(lake: LakePaths) -> None:
-    process, _ = held_by_another(lake)
+def test_the_lease_of_a_killed_process_of_this_machine_is_taken_over_at_once(
+    server: BaseContext, lake: LakePaths
+) -> None:
+    process, _ = held_by_another(server, lake)
     os.kill(process.pid, signal.SIGKILL)
     process.join(60)
     assert len(tickets(lake)) == 1
@@ -102,10 +111,10 @@ def test_the_lease_of_a_killed_process_of_this_machine_is_taken_over_at_once(lak
 
 
 def test_the_lease_of_another_machine_ends_if_it_is_not_renewed(
-    lake: LakePaths, monkeypatch: pytest.MonkeyPatch
+    server: BaseContext, lake: LakePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is known about a process of another machine but the time of its ticket."""
-    process, _ = held_by_another(lake)
+    process, _ = held_by_another(server, lake)
     os.kill(process.pid, signal.SIGKILL)
     process.join(60)
     (name,) = tickets(lake)
@@ -180,8 +189,9 @@ def test_a_file_whose_folder_cannot_be_created_is_an_error(tmp_path: Path) -> No
         file_io.replace_json(f"{tmp_path}/dangling/a.json", {})
 
 
-def count(root: str, start: Event, number: int, alone: str) -> None:
+def count(root: str, variables: dict[str, str], start: Event, alone: str) -> None:
     """Notes that this process is alone, 3 times."""
+    os.environ.update(variables)
     start.wait(60)
     for _ in range(3):
         with lease(LakePaths(root), DATE, JOB, CONFIG, wait_s=120):
@@ -190,11 +200,11 @@ def count(root: str, start: Event, number: int, alone: str) -> None:
             os.rmdir(alone)
 
 
-def test_of_many_at_once_one_at_a_time_holds_it(lake: LakePaths, tmp_path: Path) -> None:
-    start = SPAWN.Event()
+def test_of_many_at_once_one_at_a_time_holds_it(server: Any, lake: LakePaths, tmp_path: Path) -> None:
+    start = server.Event()
     processes = [
-        SPAWN.Process(target=count, args=(lake.root, start, number, str(tmp_path / "alone")))
-        for number in range(6)
+        server.Process(target=count, args=(lake.root, dict(os.environ), start, str(tmp_path / "alone")))
+        for _ in range(6)
     ]
     for process in processes:
         process.start()

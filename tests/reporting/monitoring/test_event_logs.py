@@ -52,7 +52,7 @@ def test_a_folder_that_cannot_be_made_turns_them_off(
 
 
 @pytest.mark.processes
-def test_a_real_job_leaves_its_stages_and_its_events(tmp_path: Path) -> None:
+def test_a_real_job_leaves_its_stages_its_events_and_one_line_of_output(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     sizes = ["generate.days=2", "generate.rows_per_day=200", "generate.users=20", "generate.items=10"]
     command = [str(spark_submit()), "--properties-file", "conf/spark/local.conf", "jobs/generate_clicks.py"]
@@ -65,6 +65,11 @@ def test_a_real_job_leaves_its_stages_and_its_events(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["job"] == "generate_clicks"
+    assert done.stdout == f"{line}\n"
+    assert "nightrank: session …" in done.stderr
+    assert '"job"' not in done.stderr
     (record,) = read_records(LakePaths(str(lake)), [RUN_DATE])
     assert record.spark is not None
     assert record.spark["cores"] == 2

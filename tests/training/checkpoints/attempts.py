@@ -32,9 +32,12 @@ _PATIENCE_S = 120
 _context = multiprocessing.get_context("forkserver")
 
 
-def server_of_attempts() -> AbstractContextManager[object]:
-    """The server that forks the processes. A file of tests starts it, because it imports torch once."""
-    return fork_server(__name__, "tests.training.checkpoints.test_models_on_disk")
+def server_of_attempts(*more: str) -> AbstractContextManager[object]:
+    """The server that forks the processes. A file of tests starts it, because it imports torch once.
+
+    It also imports `more`: modules that otherwise each of the processes would import.
+    """
+    return fork_server(__name__, "tests.training.checkpoints.test_models_on_disk", *more)
 
 
 @dataclass
