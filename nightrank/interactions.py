@@ -136,6 +136,7 @@ def _times(name: str, column: pa.ChunkedArray) -> pa.Array:
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         seconds = values.cast(pa.float64())
+        seconds = pc.if_else(pc.is_nan(seconds), None, seconds)  # in Polars and Arrow, NaN is not null
         most = pc.max(pc.abs(seconds)).as_py() or 0.0
         if most > _LAST_SECOND:
             raise DataError(
@@ -239,8 +240,8 @@ def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
     if not isinstance(values, pa.Array | pa.ChunkedArray):
         try:
             values = pa.array(list(ids), from_pandas=True)
-        except pa.ArrowException as error:
-            raise DataError(f"{argument} have different types: {error}", "pass ids of one type") from error
+        except (pa.ArrowException, OverflowError) as error:
+            raise DataError(f"{argument} have no common type: {error}", "pass ids of one type") from error
     if not len(values):
         return pa.array([], pa.string())
     array = _ids(argument, pa.chunked_array([values]) if isinstance(values, pa.Array) else values)

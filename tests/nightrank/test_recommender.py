@@ -347,6 +347,11 @@ def changed(**columns: Any) -> Any:
         (lambda one: one.fit(changed(time="today")), "time has the type string, but times must be"),
         (lambda one: one.fit(changed(time=LOG["time"] * 1000)), "but numbers must be seconds since 1970"),
         (lambda one: one.fit(changed(time=np.nan)), "time: 720 of 720 times are missing"),
+        # In Arrow, NaN is a number, not a missing value.
+        (
+            lambda one: one.fit(pa.table({**LOG, "time": np.full(len(LOG), np.nan)})),
+            "time: 720 of 720 times are missing",
+        ),
         (lambda one: one.set_params(label="clicked").fit(changed(clicked=2)), "row 0: 2 is not 0 or 1"),
         (
             lambda one: one.fit(LOG, users=pd.DataFrame({"user_id": ["a", "a"]})),
@@ -402,6 +407,8 @@ def test_wrong_arguments_of_fitted_recommenders_are_refused(fitted: nightrank.Re
     for call, message in wrong:
         with pytest.raises(nightrank.ConfigError, match=message):
             call()
+    with pytest.raises(nightrank.DataError, match="users have no common type"):
+        fitted.recommend([2**64])
 
 
 def test_the_packages_of_the_jobs_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
