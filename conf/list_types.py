@@ -69,8 +69,9 @@ class WindowedSource(SourceSettings):
     n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
     window_days: Days | None = Field(
         default=None,
-        description="Number of days, up to and including the run date, whose clicks are counted. Null: the "
-        "clicks of all days of `splits` are counted.",
+        description="Number of days, up to and including the run date, whose clicks are counted. Days of "
+        "splits that are not in `splits` have no clicks. Null: the clicks of all days of `splits` are "
+        "counted.",
     )
 
 
@@ -97,7 +98,8 @@ class PackageSource(SourceSettings):
     window_days: Days | None = Field(
         default=None,
         description="Number of days, up to and including the run date, whose rows are passed to the "
-        "source. Null: the rows of all days of `splits` are passed.",
+        "source. Days of splits that are not in `splits` have no rows. Null: the rows of all days of "
+        "`splits` are passed.",
     )
 
     @property
@@ -313,13 +315,14 @@ class Candidates(Strict):
         return next((source for source in self.sources if isinstance(source, ModelSource)), None)
 
     @property
-    def counts_days(self) -> list[str]:
-        """Returns the keys of this section which are set, and which limit the days whose rows are counted.
+    def counts_days(self) -> dict[str, int]:
+        """Maps the keys of this section that limit the days whose rows are counted to their numbers of days.
 
-        With these keys, each row must have a date.
+        Only keys that are set are included. With these keys, each row must have a date.
         """
-        windows = [f"sources.{source.name}.window_days" for source in self.sources if window_days(source)]
-        return [*windows, *(["active_days"] if self.active_days else [])]
+        limits = {f"sources.{source.name}.window_days": window_days(source) for source in self.sources}
+        limits["active_days"] = self.active_days
+        return {name: days for name, days in limits.items() if days}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Candidates:

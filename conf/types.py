@@ -585,6 +585,14 @@ class Config(Strict):
         return max((self.history.days or 0) if self.history else 0, of_values)
 
     @property
+    def days_without_clicks(self) -> int:
+        """Returns how many days up to the run date follow the last of `candidates.splits` (split.by=day)."""
+        if self.split.by != "day" or "test" in self.candidates.splits:
+            return 0
+        days = self.split.test_days
+        return days if "validation" in self.candidates.splits else days + self.split.validation_days
+
+    @property
     def drawn_columns(self) -> frozenset[str]:
         """Returns the columns that depend on drawn items in validation and test rows, but not in train rows.
 
@@ -692,9 +700,10 @@ class Config(Strict):
         dated = self.split.by == "day" or self.log.event_time is not None
         if self.candidates.counts_days and not dated:
             raise ValueError(
-                f"candidates: {self.candidates.counts_days} count only some days, but rows have no date: "
+                f"candidates: {[*self.candidates.counts_days]} count only some days, but rows have no date: "
                 "set split.by=day or log.event_time, or remove these keys"
             )
+        self._check_windows()
         if self.measure.against == "test_split" and "test" in self.candidates.splits:
             raise ValueError(
                 f"candidates.splits={self.candidates.splits} must not contain `test` if "
@@ -706,6 +715,17 @@ class Config(Strict):
                 "with train.refit=true, the model that makes the lists is also trained on the test split, so "
                 "measure.against=test_split would measure the model on rows that it was trained on; set one "
                 "of the two to another value"
+            )
+
+    def _check_windows(self) -> None:
+        """Raises ValueError if `candidates.splits` leaves out the splits of all days of a window."""
+        gap = self.days_without_clicks
+        empty = {name: days for name, days in self.candidates.counts_days.items() if days <= gap}
+        if empty:
+            raise ValueError(
+                f"candidates: {empty} count no row, because the last {gap} days up to the run date belong to "
+                f"splits that candidates.splits={self.candidates.splits} leaves out: add these splits to "
+                f"candidates.splits, or set more than {gap} days"
             )
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:

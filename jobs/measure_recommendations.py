@@ -144,14 +144,21 @@ def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train:
     """Returns all kinds of lists that are compared: the columns kind, user_key, position and item_key.
 
     The kinds are the published lists (PUBLISHED), lists of the most popular items (POPULAR) and, for a
-    generated log, the best possible lists (scoring.evaluation.list_facts). The best possible lists take long
-    to compute, so they are made only for the users in `clicked`. The lists of other users cannot be compared
-    with clicks.
+    generated log, the best possible lists (scoring.evaluation.list_facts). All kinds have lists of the same
+    users: those with a published list. The best possible lists take long to compute, so they are made only
+    for the users in `clicked`. The lists of other users cannot be compared with clicks.
     """
     k = published.facts["k"]
-    items, excluding = candidates_of(context, dataset, published)
+    lists = recommended(context, published)
+    items, of_all_users = candidates_of(context, dataset, published)
+    with_list = query(
+        "SELECT * FROM {users} WHERE user_key IN (SELECT user_key FROM {lists})",
+        users=of_all_users.users,
+        lists=lists,
+    )
+    excluding = replace(of_all_users, users=with_list)
     kinds = [
-        with_value(recommended(context, published), KIND, PUBLISHED),
+        with_value(lists, KIND, PUBLISHED),
         with_value(most_popular(excluding, items, train, k), KIND, POPULAR),
     ]
     generated = generated_days(context.lake, context.config.keys, measured_days(context, dataset))
@@ -220,8 +227,8 @@ def candidates_of(context: RunContext, dataset: Dataset, published: Manifest) ->
 def most_popular(excluding: Exclusions, items: Rows, train: Rows, k: int) -> Rows:
     """Returns lists of the k items with the most clicks in the train split.
 
-    The columns are user_key, position and item_key. There is one list for each user of the published lists,
-    and its items are chosen from the same items, without the items that were excluded for the user.
+    The columns are user_key, position and item_key. There is one list for each user in `excluding`, and its
+    items are chosen from `items`, without the items that are excluded for the user.
     """
     lists = popular_items(excluding, popularity(train, items), k)
     return query(

@@ -238,6 +238,7 @@ def _facts_of(experiment: ServedExperiment, variants: Sequence[VariantLists], li
     return {
         "name": experiment.settings.name,
         "share": experiment.settings.share,
+        "salt": experiment.settings.salted_prefix,
         "idle_because": experiment.idle_because,
         "variants": {
             variant.name: {

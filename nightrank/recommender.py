@@ -268,8 +268,8 @@ class Recommender(Estimator):
 
         Returns:
             A mapping: `users` (number of users with a relevant item), `unknown_users` (number of these users
-            without an interaction in `fit`), `hit_rate`, `ndcg`, `recall`, `precision`,
-            `mean_average_precision` and `mean_reciprocal_rank` (each with its interval; see
+            who are in neither the interactions nor the frame `users` of `fit`), `hit_rate`, `ndcg`, `recall`,
+            `precision`, `mean_average_precision` and `mean_reciprocal_rank` (each with its interval; see
             nightrank.metrics), and `coverage`.
 
         Raises:
@@ -446,7 +446,7 @@ class _Fitted:
         known, others = keys.filter(is_known), keys.filter(pc.invert(is_known))
         if len(others) and unknown == "raise":
             raise DataError(
-                f"{len(others):,} of {counted(len(keys), 'user')} have no interaction: "
+                f"{len(others):,} of {counted(len(keys), 'user')} are not known from `fit`: "
                 f"{others.slice(0, 5).to_pylist()}",
                 "leave them out, or pass unknown='popular' or unknown='skip'",
             )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal
 
 import numpy as np
@@ -385,7 +385,7 @@ def publish_items(
     items, seen = _features_before(context, dataset, model, "item"), None
     if config.active_days is not None:
         rows = candidate_rows(context, dataset, list(BEFORE))
-        counted_to, time_zone = last_day(context, dataset), context.config.log.time_zone
+        counted_to, time_zone = counted_until(context, dataset), context.config.log.time_zone
         seen = within(rows, config.active_days, counted_to, time_zone)
     kept, _ = available_items(items, seen, tables.out_of_stock)
     return publish_rows(
@@ -399,13 +399,15 @@ def publish_items(
     )
 
 
-def last_day(context: RunContext, dataset: Dataset) -> str:
-    """Returns the day of the last train row, in `log.time_zone`.
+def counted_until(context: RunContext, dataset: Dataset) -> str:
+    """Returns the last day of the windows of sources with `window_days`, in `log.time_zone`.
 
-    The windows of sources with `window_days` end on this day.
+    It is the day of the last train row, plus as many days as separate the run date from the rows that
+    build_candidates counts, so that the windows of both contain equally many days with rows.
     """
     if context.config.split.by == "day":
-        return dataset.splits["train"][-1].dt
+        last = date.fromisoformat(dataset.splits["train"][-1].dt)
+        return (last + timedelta(days=context.config.days_without_clicks)).isoformat()
     rows = candidate_rows(context, dataset, list(BEFORE))
     (latest,) = records(query(f"SELECT max({EVENT_TIME}) AS latest FROM {{rows}}", rows=rows))
     instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=latest["latest"])
@@ -456,7 +458,7 @@ def _candidates(
     known, known_as = known_items(context, dataset, items, splits, users)
     excluding = exclude(users, items, known, tables.filters, tables.attributes, known_as)
     partition = context.lake.blend_items(version).partition(context.run_date)
-    counted_to = last_day(context, dataset) if config.counts_days else context.run_date
+    counted_to = counted_until(context, dataset) if config.counts_days else context.run_date
     retrieved = retrieve(
         context, version, tables, numbered, excluding, store, users=features, items=partition
     )

@@ -62,7 +62,7 @@ def measure_experiment(context: RunContext, published: Manifest, clicked: Rows) 
         figures["coverage"] = figures["items_recommended"] / published.facts["items"]
     ratios = sample_ratios(day, facts["share"])
     _warn_of_mismatch(settings, day, ratios, facts["share"])
-    days, left_out = _days(context, settings, facts)
+    days, left_out = _days(context, settings, published)
     total = compare_variants(add_days(list(days.values())), settings.confidence)
     return {
         "name": settings.name,
@@ -95,36 +95,45 @@ def _publish(
         inputs={"recommendations": published.digest},
         row_group_rows=context.config.output.row_group_rows,
         expected_rows=len(table),
-        facts=_comparable(settings, published.facts["experiment"]),
+        facts=_comparable(settings, published),
         grace_hours=context.config.output.grace_hours,
     )
 
 
-def _comparable(settings: ServingExperiment, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that must be equal for two dates, so that the dates' sums can be added."""
+def _comparable(settings: ServingExperiment, published: Manifest) -> dict[str, Any]:
+    """Returns the values that must be equal for two dates, so that the dates' sums can be added.
+
+    Lists of earlier releases do not name the salt.
+    """
+    facts = published.facts["experiment"]
     models = {name: facts["variants"][name]["model_version"] for name in (CONTROL, TREATMENT)}
     return {
         "models": models,
         "replicates": settings.replicates,
         "seed": settings.seed,
         "share": facts["share"],
+        "k": published.facts["k"],
+        **({"salt": facts["salt"]} if "salt" in facts else {}),
     }
 
 
 def _days(
-    context: RunContext, settings: ServingExperiment, facts: Mapping[str, Any]
+    context: RunContext, settings: ServingExperiment, published: Manifest
 ) -> tuple[dict[str, dict[str, Sums]], list[str]]:
-    """Returns the sums of the experiment's dates up to the run date, and the dates that are left out."""
+    """Returns the sums of the experiment's dates up to the run date, and the dates that are left out.
+
+    The sums of earlier releases do not name k and the salt. They are taken to be those of the run date.
+    """
     table = context.lake.experiments(settings.name)
     names = (info.base_name.removeprefix("dt=") for info in file_io.list_files(table.path))
-    first, comparable = settings.first_date(context.run_date), _comparable(settings, facts)
+    first, comparable = settings.first_date(context.run_date), _comparable(settings, published)
     days, left_out = {}, []
     for name in sorted(name for name in names if first <= name <= context.run_date):
         partition = table.partition(name)
         if not is_published(partition):
             continue
         manifest = read_manifest(partition)
-        if {key: manifest.facts.get(key) for key in comparable} == comparable:
+        if all(manifest.facts.get(key, value) == value for key, value in comparable.items()):
             days[name] = from_table(read_table(partition, manifest))
         else:
             left_out.append(name)

@@ -204,8 +204,12 @@ class PairScorer:
 
     @torch.inference_mode()
     def consecutive_logits(self, users: Part, items: slice) -> Tensor:
-        """Returns the float32 logits of U users with I consecutive items, shape (U, I)."""
-        if self._shared is not None and items.stop - items.start >= _LEAST_SHARED:
+        """Returns the float32 logits of U users with I consecutive items, shape (U, I).
+
+        All ranges of items use the same method, because two methods differ by rounding, and logits of equal
+        items must be equal.
+        """
+        if self._shared is not None:
             return self._shared.logits(users, items)
         return self._predictor.micro_batch.within_memory(
             lambda rows: self._consecutive_logits(users, items, rows)

@@ -337,6 +337,32 @@ def test_lists_are_not_measured_on_the_clicks_that_made_them(tmp_path: Path) -> 
         load_config(_write(tmp_path, values))
 
 
+@pytest.mark.parametrize(
+    "splits, days, fits",
+    [
+        (["train"], 2, False),
+        (["train"], 3, True),
+        (["train", "validation"], 1, False),
+        (["validation"], 2, True),
+        (["train", "validation", "test"], 1, True),
+    ],
+)
+@pytest.mark.parametrize("key", ["active_days", "sources.popular.window_days"])
+def test_a_window_without_a_day_of_the_counted_splits_is_refused(
+    tmp_path: Path, splits: list[str], days: int, fits: bool, key: str
+) -> None:
+    source = {"source": "popular", **({} if key == "active_days" else {"window_days": days})}
+    candidates = {"sources": [source], "splits": splits, **({key: days} if key == "active_days" else {})}
+    by_day = {"by": "day", "validation_days": 1, "test_days": 1}
+    log = {**SMALL["log"], "path": "{data}/{date}.tsv"}
+    path = _write(tmp_path, {**SMALL, "log": log, "split": by_day, "candidates": candidates})
+    if fits:
+        load_config(path)
+        return
+    with pytest.raises(ConfigError, match=re.escape(f"{{'{key}': {days}}} count no row")):
+        load_config(path)
+
+
 def test_the_model_of_a_source_may_name_a_file_relative_to_the_config_that_says_it(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     _write(tmp_path / "models", {"architecture": "two_tower", "output_dim": 5}, "towers.yaml")

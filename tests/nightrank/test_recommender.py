@@ -153,7 +153,7 @@ def test_seen_items_are_left_out_and_strangers_get_popular_items(fitted: nightra
     assert len(again) == ITEMS
     assert lists_of(lists, "u07") == [item for item in again["item_id"] if item in lists_of(lists, "u07")]
     assert len(untyped(fitted.recommend(["stranger"], unknown="skip"))) == 0
-    with pytest.raises(nightrank.DataError, match=r"1 of 2 users have no interaction: \['stranger'\]"):
+    with pytest.raises(nightrank.DataError, match=r"1 of 2 users are not known from `fit`: \['stranger'\]"):
         fitted.recommend(["u07", "stranger"], unknown="raise")
     everybody = untyped(fitted.recommend(k=1))
     assert list(everybody["user_id"]) == sorted(LOG["user_id"].unique())

@@ -437,10 +437,16 @@ def test_a_day_without_clicks_compares_no_variants(config: Config, tmp_path: Pat
     assert facts["stops_on"] is None
 
 
-def test_dates_with_other_models_are_left_out(config: Config, tmp_path: Path) -> None:
+def test_dates_with_other_models_lengths_or_variants_are_left_out(config: Config, tmp_path: Path) -> None:
     copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
     lake = LakePaths(copied.lake)
-    for other in ("2026-01-03", "2026-01-04"):
+    changes: dict[str, dict[str, Any]] = {
+        "2026-01-01": {"k": 3},
+        "2026-01-02": {"salt": "other:"},
+        "2026-01-03": {"models": {"control": "m0", "treatment": "m2"}},
+        "2026-01-04": {},  # of a release whose sums do not name k and the salt
+    }
+    for other, change in changes.items():
         table = lake.experiments("second")
         score_daily(context(with_experiment(copied)))
         measured(copied)
@@ -448,18 +454,20 @@ def test_dates_with_other_models_are_left_out(config: Config, tmp_path: Path) ->
         folder = Path(table.partition(other).path)
         shutil.copytree(table.partition(RUN_DATE).path, folder)
         path = f"{folder}/_MANIFEST.json"
-        text = json.dumps(file_io.read_json(path)).replace(RUN_DATE, other)
-        text = text.replace('"m1"', '"m0"') if other == "2026-01-03" else text
-        file_io.replace_json(path, json.loads(text))
+        manifest = json.loads(json.dumps(file_io.read_json(path)).replace(RUN_DATE, other))
+        manifest["facts"] |= change
+        if not change:
+            del manifest["facts"]["k"], manifest["facts"]["salt"]
+        file_io.replace_json(path, manifest)
         for entry in own.files:
             source, target = (Path(table.partition(dt).file(entry.path)) for dt in (RUN_DATE, other))
             target = Path(str(target).replace(RUN_DATE, other))
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
-    facts = measured(copied, start="2026-01-02", model="m2")["total"]
-    assert (facts["left_out"], facts["days"]) == (["2026-01-03"], ["2026-01-04", RUN_DATE])
+    facts = measured(copied, start="2026-01-01", model="m2")["total"]
+    assert (facts["left_out"], facts["days"]) == ([*changes][:3], ["2026-01-04", RUN_DATE])
     assert facts["variants"]["control"]["users"] == 2 * measured(copied)["variants"]["control"]["users"]
-    later = measured(copied, start="2026-01-02", model="m2", resume=RUN_DATE)["total"]
+    later = measured(copied, start="2026-01-01", model="m2", resume=RUN_DATE)["total"]
     assert (later["left_out"], later["days"]) == ([], [RUN_DATE])
 
 

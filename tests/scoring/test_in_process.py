@@ -36,6 +36,7 @@ from tests.scoring.scoring_lake import (
     EncodedContext,
     feature_rows,
     make_config,
+    next_day,
     publish_lake,
     write_table,
 )
@@ -269,6 +270,34 @@ def test_measures_are_those_of_pandas(
     assert facts["users"] + cold["users"] == len(asked)
     users_with_hit = facts["users"] * facts["hit_rate"] + cold["users"] * cold["hit_rate"]
     assert users_with_hit == pytest.approx(hits.user.nunique())
+
+
+def test_all_kinds_of_lists_are_measured_for_users_with_a_published_list(
+    tmp_path: Path, reference: ReferenceScores, without_workflow: None
+) -> None:
+    users, items = list(reference.users.user_key), list(reference.items.item_key)
+    # The source proposes no item to users without a plan.
+    sources = [{"source": "popular", "n": 9, "segment": "plan"}]
+    attributes = FILTERS["user_attributes"]
+    publish_lake(tmp_path / "lake", reference)
+    candidates = {"exclude_clicked": [], "user_attributes": attributes, "sources": sources}
+    config = make_config(tmp_path / "lake", candidates=candidates)
+    lake = LakePaths(config.lake)
+    plans = [f"{user},DE,{'1' if n % 2 else ''},30" for n, user in enumerate(users)]
+    (tmp_path / "lake/attributes.csv").write_text("\n".join(["user,country,plan,age", *plans]))
+    run_all(lambda day: RunContext("test", config, day))
+    lists = lake.recommendations.partition(RUN_DATE)
+    asked = {row["user_id"] for row in rows(lists, read_manifest(lists), ["user_id", "position"])}
+    assert asked == {*users[1::2]}
+    train = pd.concat([feature_rows(reference, day).to_pandas() for day in range(2)])
+    clicks = train[train.label == 1].item_key.value_counts()
+    popular = sorted(items, key=lambda item: (-clicks.get(item, 0), item))[: config.score.k]
+    log = next_day(reference)
+    clicked = log[(log.clicked == 1) & log.user.isin(asked & {*train.user_key})]
+    hits = clicked.groupby("user").item.agg(lambda chosen: bool({*chosen} & {*popular}))
+    facts = read_manifest(lake.measures.partition(RUN_DATE)).facts
+    assert facts["users"] == len(hits)
+    assert facts["popular"]["hit_rate"] == pytest.approx(hits.mean())
 
 
 def replace_test_day(config: Config, reference: ReferenceScores, kind: str) -> None:

@@ -108,7 +108,8 @@ def _days(total: Mapping[str, Any]) -> str:
     )
     verb = "is" if len(left_out) == 1 else "are"
     dates = counted(len(left_out), "date")
-    return words + (f"; {dates} with other models or another share {verb} left out" if left_out else "")
+    why = "with other models, or with another share, salt or length of lists,"
+    return words + (f"; {dates} {why} {verb} left out" if left_out else "")
 
 
 def _differences(measured: Mapping[str, Any], differences: Mapping[str, Any], words: str, k: int) -> Html:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from scipy.optimize import minimize
 
+from conf.load import load_config
 from scoring.evaluation import blend_fit
 from scoring.evaluation.blend_fit import (
     BLEND,
@@ -24,6 +26,8 @@ from scoring.evaluation.blend_fit import (
     learn,
 )
 from scoring.requests import BlendRequest
+from storage.dataset import Member
+from storage.run_context import RunContext
 
 NAN = np.float32(np.nan)
 
@@ -248,4 +252,27 @@ def test_windows_end_on_the_local_day_of_the_last_train_row(
     rows = pa.table({"event_time": pa.array([int(time.timestamp()) * 1_000_000 for time in times])})
     monkeypatch.setattr(blend_fit, "candidate_rows", lambda *_: rows)
     config = SimpleNamespace(split=SimpleNamespace(by="fraction"), log=SimpleNamespace(time_zone=zone))
-    assert blend_fit.last_day(cast(Any, SimpleNamespace(config=config)), cast(Any, None)) == expected
+    assert blend_fit.counted_until(cast(Any, SimpleNamespace(config=config)), cast(Any, None)) == expected
+
+
+@pytest.mark.parametrize(
+    "splits, expected",
+    [
+        (["train"], "2026-01-09"),
+        (["train", "validation"], "2026-01-08"),
+        (["train", "validation", "test"], "2026-01-06"),
+    ],
+)
+def test_windows_contain_as_many_days_with_rows_as_those_of_build_candidates(
+    splits: list[str], expected: str
+) -> None:
+    # A window of build_candidates ends on the run date, some days after the last day of the splits it counts.
+    config = load_config(
+        "conf/datasets/generated.yaml",
+        ["split.validation_days=1", "split.test_days=2", f"candidates.splits={json.dumps(splits)}"],
+    )
+    dataset = SimpleNamespace(
+        splits={"train": [Member("2026-01-05", "", None), Member("2026-01-06", "", None)]}
+    )
+    context = RunContext("test", config, "2026-01-09")
+    assert blend_fit.counted_until(context, cast(Any, dataset)) == expected

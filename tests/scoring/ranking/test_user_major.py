@@ -17,6 +17,7 @@ from torch import nn
 from conf.types import ModelConfig
 from scoring.ranking import recommender as module
 from scoring.ranking.pair_scorer import JoinedRows, PairScorer, factorization_of
+from scoring.ranking.pairs import side_of
 from scoring.ranking.recommender import ListRanker
 from scoring.ranking.top_k import NO_CANDIDATE
 from scoring.requests import ListRequest, ModelRequest
@@ -204,6 +205,21 @@ def test_what_is_held_grows_neither_with_users_nor_with_candidates(
         lists_of(recommender, batch_of(more, [long if user % 2 else None for user in range(count)]))
         most[count], held[:] = max(held), []
     assert max(most.values()) <= 20_000 * 1.125
+
+
+def test_equal_items_have_equal_logits_in_a_short_last_block(
+    reference: ReferenceScores, tmp_path: Path
+) -> None:
+    path = save(tmp_path / "model", variant("dlrm"))
+    recommender = make_recommender(replace(reference.request, model=ModelRequest(path, "cpu", 64)))
+    items = recommender.items.side.rows(torch.zeros(300, dtype=torch.int64))
+    scorer = PairScorer(recommender.predictor, items)
+    users = side_of(pa.Table.from_pandas(reference.users), SPEC, recommender.predictor.multi_hot, "user")
+    parts = scorer.user_parts(users)
+    every = scorer.consecutive_logits(parts, slice(0, 300))
+    assert (every == every[:, :1]).all()
+    for start in (200, 240, 299):  # fewer than 64 items are left after 240
+        assert torch.equal(scorer.consecutive_logits(parts, slice(start, 300)), every[:, start:])
 
 
 def test_a_model_without_a_factorization_is_scored_on_joined_rows(
