@@ -254,6 +254,13 @@ def own_profile() -> Iterator[None]:
             os.environ[name] = value
 
 
+@pytest.fixture(autouse=True)
+def threads_of_jobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of extended tests use as many threads of OpenMP as those of users (see the Makefile)."""
+    if request.node.get_closest_marker("extended"):
+        monkeypatch.delenv("OMP_THREAD_LIMIT", raising=False)
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2] with conf/spark/local.conf and INTERPRETED; warehouse and scratch in a temporary folder."""
