@@ -233,7 +233,8 @@ EXTENDED = (
     # Real logs, where they can be fetched. Lists of a generated log: tests/e2e/test_lists.py.
     "tests/e2e/test_real_samples.py::test_movielens_lists_equal",
     "tests/spark/test_profile.py::test_spark_writes_no_bar_and_no_details_to_a_file[True",
-    # Every architecture as an exported program. DLRM and SASRec: the same file.
+    # Every architecture as an exported program. DLRM and two towers: the same file.
+    "tests/training/test_export.py::test_programs_equal_the_model[din]",
     "tests/training/test_export.py::test_programs_equal_the_model[bert4rec]",
     "tests/training/test_export.py::test_programs_equal_the_model[dcn_v2",
     "tests/training/test_export.py::test_programs_equal_the_model[deepfm_",
@@ -356,6 +357,15 @@ EXTENDED = (
     "tests/training/test_kernel_ranks.py::test_ranks_with_kernels_train_as_ranks_without[replicated-",
     "tests/training/test_kernel_ranks.py::test_ranks_with_kernels_train_as_ranks_without[table_wise-",
     "tests/training/test_kernel_ranks.py::test_ranks_with_kernels_train_as_ranks_without[row_wise-",
+    "tests/training/test_kernel_ranks.py::test_ranks_with_kernels_train_as_ranks_without[auto-sgd]",
+    "tests/training/test_kernel_steps.py::test_a_training_with_kernels_is_one_without[model1-",
+    "tests/training/test_resharding.py::test_other_numbers_of_ranks_go_on_where_it_was[row_wise]",
+    "tests/training/test_resharding.py::test_ranks_save_the_model_that_one_would[table_wise]",
+    "tests/training/test_weights.py::test_weights_of_1_train_the_model_that_rows_without_weights_train[bpr]",
+    "tests/training/test_weights.py::test_weights_of_1_train_the_model_that_rows_without_weights_train[drawn bce]",
+    "tests/training/test_spread_tables.py::test_ranks_train_as_one[replicated-4-lazy_adam-dlrm]",
+    "tests/scoring/test_impressions.py::test_all_formats_have_the_same_figures[jsonl-jsonl]",
+    "tests/extensions/test_operators.py::test_both_engines_fit_and_apply_it[sql]",
     "tests/training/test_quality.py::test_each_preset_reaches_its_share[dcn_v2_small]",
     "tests/training/test_quality.py::test_each_preset_reaches_its_share[deepfm_small]",
     "tests/training/test_quality.py::test_each_preset_reaches_its_share[wide_and_deep_generated]",
@@ -370,6 +380,7 @@ EXTENDED = (
     "tests/jobs/test_streams.py::test_streams_that_are_one_file",
     "tests/jobs/test_streams.py::test_where_the_lake_takes_no_file",
     "tests/scoring/test_in_process.py::test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists[process-one",
+    "tests/scoring/test_in_process.py::test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists[process-only",
     "tests/scoring/test_in_process.py::test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists[process-no row",
     "tests/scoring/candidates/test_sources_in_process.py::test_vectors_of_als_are_those_of_mllib",
     "tests/spark/test_rows.py::test_a_query_gives_the_same_rows_in_both_engines[1-",
@@ -381,23 +392,24 @@ EXTENDED = (
     # Architectures whose state and layers other architectures of the same tests have: dense weights, rows of tables,
     # FTRL, dropout, biases of items, histories.
     *(
-        f"tests/training/{test}[{name}{end}"
+        f"tests/{test}[{name}{end}"
         for test, end, names in (
             (
-                "test_architectures.py::test_a_resumed_training_ends_in_the_same_weights",
+                "training/test_architectures.py::test_a_resumed_training_ends_in_the_same_weights",
                 "]",
                 (*_LIKE_OTHERS, "dlrm", "din"),
             ),
             (
-                "test_architectures.py::test_ranks_change_nothing_but_rounding",
+                "training/test_architectures.py::test_ranks_change_nothing_but_rounding",
                 "-3]",
                 (*_LIKE_OTHERS, "dlrm"),
             ),
             (
-                "test_checked_device.py::test_every_architecture_trains_is_measured_saved_and_loaded",
+                "training/test_checked_device.py::test_every_architecture_trains_is_measured_saved_and_loaded",
                 "]",
                 _LIKE_OTHERS,
             ),
+            ("scoring/ranking/test_checked_device.py::test_lists_of_every_architecture", "]", _LIKE_OTHERS),
         )
         for name in names
     ),
