@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+# Architectures all of whose kinds of layers and of state other architectures have too.
+_LIKE_OTHERS = ("logistic_regression", "dcn_v2_full", "deepfm", "two_tower", "sasrec", "hstu")
+
 EXTENDED = (
     # Airflow's scheduler, and a training by `dag.test`. The DAGs' tasks, retries and dates: test_dags.py.
     "tests/airflow/test_scheduler.py",
@@ -28,11 +31,13 @@ EXTENDED = (
     "tests/fuzz/test_fuzz.py::test_other_faults_are_found",
     # Lists from displays. Their configuration and their rows: the other tests of this file, test_displays.py.
     "tests/jobs/test_init.py::test_lists_of_displays",
-    # Clusters and many ranks. Two ranks, a killed rank: test_horovod_exchange.py, test_elastic.py.
+    # Clusters and many ranks. Two ranks, a killed rank, an error of a rank: test_horovod_exchange.py, test_elastic.py,
+    # test_ranks.py.
     "tests/cluster/",
     "tests/training/test_elastic.py::test_a_cluster_of_two_workers_is_one_ring",
     "tests/training/test_elastic.py::test_a_cluster_replaces_rank_0",
     "tests/training/test_elastic.py::test_a_lost_rank_and_a_signal",
+    "tests/training/test_elastic.py::test_an_error_of_a_rank_keeps_its_type_where_ranks_may_come_and_go",
     "tests/training/test_ranks.py::test_two_ranks_equal_one[model1",
     "tests/training/checkpoints/test_rows_on_demand.py::test_a_model_many_times_larger_than_the_memory_scores_the_same",
     "tests/training/test_horovod_exchange.py::test_ranks_train_as_one[4]",
@@ -130,14 +135,39 @@ EXTENDED = (
     "tests/etl/readers/test_parquet_days.py::test_python_workers_of_spark",
     "tests/etl/text/test_two_passes.py::test_processes_of_this_machine_publish_the_tables_that_sparks_workers_publish[0-5",
     "tests/scoring/test_in_process.py::test_both_publish_the_same[filters by tables]",
+    "tests/scoring/candidates/test_candidates.py::test_popular_lists_equal_pandas[*frames]",
     "tests/scoring/candidates/test_candidates.py::test_popular_lists_equal_pandas[True-40",
     "tests/scoring/candidates/test_candidates.py::test_popular_lists_equal_pandas[False-",
+    "tests/scoring/candidates/test_candidates.py::test_popular_lists_of_frames_and_tables_are_equal[True-1]",
+    "tests/scoring/candidates/test_candidates.py::test_popular_lists_of_frames_and_tables_are_equal[True-40]",
+    "tests/scoring/candidates/test_candidates.py::test_popular_lists_of_frames_and_tables_are_equal[False-",
+    "tests/scoring/candidates/test_candidates.py::test_popular_items_of_a_segment_are_those_its_users_clicked[*frames]",
+    "tests/scoring/candidates/test_candidates.py::test_covisited_lists_equal_loops_over_pairs[*frames]",
+    "tests/scoring/candidates/test_candidates.py::test_a_log_without_clicks_gives_empty_lists_but_for_popular_items[frames",
     "tests/scoring/candidates/test_candidates.py::test_covisited_lists_equal_loops_over_pairs[True-40",
     "tests/scoring/candidates/test_candidates.py::test_covisited_lists_equal_loops_over_pairs[False",
     "tests/scoring/candidates/test_candidates.py::test_items_not_allowed_for_a_user_are_excluded_and_counted[frames-False",
     "tests/scoring/candidates/test_candidates.py::test_items_not_allowed_for_a_user_are_excluded_and_counted[frames-True-['",
-    "tests/scoring/candidates/test_item_knn.py::test_lists_have_the_highest_sums_of_similarities[40-",
-    "tests/scoring/candidates/test_item_knn.py::test_lists_have_the_highest_sums_of_similarities[3-",
+    "tests/scoring/candidates/test_candidates.py::test_items_not_allowed_for_a_user_are_excluded_and_counted[tables-False-['a",
+    "tests/scoring/candidates/test_candidates.py::test_items_not_allowed_for_a_user_are_excluded_and_counted[tables-False-['deny',",
+    "tests/scoring/candidates/test_candidates.py::test_items_not_allowed_for_a_user_are_excluded_and_counted[tables-True-['a",
+    "tests/scoring/candidates/test_candidates.py::test_items_not_allowed_for_a_user_are_excluded_and_counted[tables-True-['deny']",
+    "tests/scoring/candidates/test_candidates.py::test_items_out_of_stock_or_not_seen_lately_are_left_out_and_counted[frames",
+    "tests/scoring/candidates/test_candidates.py::test_days_are_those_of_events_where_rows_have_a_time[frames",
+    "tests/scoring/candidates/test_candidates.py::test_items_are_sold_out_by_number_flag_or_text[frames",
+    "tests/scoring/candidates/test_candidates.py::test_observed_items_are_those_of_every_row[frames",
+    "tests/scoring/candidates/test_candidates.py::test_users_without_clicks_fall_back_to_what_is_popular[frames",
+    "tests/scoring/candidates/test_candidates.py::test_a_user_who_clicked_everything_and_a_catalogue_of_one_item[frames",
+    "tests/scoring/candidates/test_weighted_clicks.py::test_ease_and_item_knn_do_not_use_weights[*-frame]",
+    "tests/scoring/candidates/test_candidates.py::test_sources_are_united_in_order_each_with_its_share[frames",
+    "tests/scoring/candidates/test_weighted_clicks.py::test_popularity_is_the_exact_sum_of_weights[frame]",
+    "tests/scoring/candidates/test_collaborative.py::test_lists_of_ease_have_the_best_scores_of_the_closed_form[False]",
+    "tests/scoring/evaluation/test_measured_lists.py::test_every_group_has_users[frames",
+    "tests/scoring/candidates/test_recall.py::*[1-frames]",
+    "tests/scoring/candidates/test_recall.py::*[2-frames]",
+    "tests/scoring/candidates/test_recall.py::test_of_all_items_only_what_is_excluded_or_unknown_is_missed[frames]",
+    "tests/scoring/candidates/test_recall.py::test_without_a_user_to_ask_recall_is_unknown[frames]",
+    "tests/scoring/candidates/test_item_knn.py::*[*frames]",
     "tests/scoring/candidates/test_collaborative.py::test_lists_do_not_depend_on_the_partitions_of_the_log",
     "tests/scoring/candidates/test_weighted_clicks.py::test_the_confidence_of_als",
     "tests/scoring/candidates/test_sources_in_process.py::test_random_logs_give_the_lists_of_spark",
@@ -203,7 +233,8 @@ EXTENDED = (
     # Real logs, where they can be fetched. Lists of a generated log: tests/e2e/test_lists.py.
     "tests/e2e/test_real_samples.py::test_movielens_lists_equal",
     "tests/spark/test_profile.py::test_spark_writes_no_bar_and_no_details_to_a_file[True",
-    # Every architecture as an exported program. DLRM and SASRec: the same file.
+    # Every architecture as an exported program. DLRM and two towers: the same file.
+    "tests/training/test_export.py::test_programs_equal_the_model[din]",
     "tests/training/test_export.py::test_programs_equal_the_model[bert4rec]",
     "tests/training/test_export.py::test_programs_equal_the_model[dcn_v2",
     "tests/training/test_export.py::test_programs_equal_the_model[deepfm_",
@@ -282,10 +313,11 @@ EXTENDED = (
     "tests/training/test_kept_weights.py::test_horovod_ranks_keep_the_best_step",
     # Variants of an architecture, of a placement and of an optimizer whose parts the other variants have.
     "tests/training/test_architectures.py::test_it_learns_interactions_that_no_linear_model_can[*-segment_rows]",
-    "tests/training/test_tiered_training.py::test_kernels_read_and_write_both_memories[sgd]",
-    "tests/training/test_kernel_choice.py::test_triton_itself_sees_what_is_missing[a CC that is missing]",
-    "tests/training/test_kernel_choice.py::test_triton_itself_sees_what_is_missing[a compiler that fails]",
-    "tests/training/test_waiting_threads.py::test_our_packages_limit_spinning_before_openmp_starts[scoring",
+    "tests/training/test_tiered_training.py::test_kernels_read_and_write_both_memories[sgd-",
+    "tests/training/test_tiered_training.py::test_kernels_read_and_write_both_memories[row_wise_adagrad-bf16]",
+    "tests/training/test_tiered_training.py::test_kernels_read_and_write_both_memories[lazy_adam-fp32]",
+    "tests/training/test_waiting_threads.py::test_our_packages_limit_spinning_before_openmp_starts",
+    "tests/training/test_architectures.py::test_a_linear_model_does_not_learn_these_interactions[segment_rows]",
     "tests/training/test_architectures.py::test_ranks_change_nothing_but_rounding[*-2]",
     "tests/training/test_spread_tables.py::test_ranks_train_as_one[*-1-",
     "tests/training/test_spread_tables.py::test_ranks_train_as_one[auto-",
@@ -298,7 +330,46 @@ EXTENDED = (
     "tests/training/test_spread_tables.py::test_ranks_train_as_one[*-4-lazy_adam-wide_and_deep]",
     "tests/training/test_tiered_training.py::test_two_memories_change_no_bit[*-1]",
     "tests/training/test_overlap.py::test_early_requests_change_no_bit[auto-",
+    # DLRM learns in test_quality.py. SASRec and BERT4Rec learn sequences in the same file; HSTU: test_hstu.py.
+    "tests/training/test_architectures.py::test_it_learns_interactions_that_no_linear_model_can[dlrm-wish_rows]",
+    "tests/training/test_sequence_models.py::test_it_learns_which_item_follows_the_last_one[hstu]",
+    "tests/training/test_item_comparison.py::test_two_ranks_train_like_one[replicated-in_batch_softmax]",
+    "tests/training/test_item_comparison.py::test_two_ranks_train_like_one[row_wise-full_softmax]",
+    "tests/training/test_checked_device.py::test_losses_over_items[bpr]",
+    "tests/training/test_checked_device.py::test_losses_over_items[in_batch_softmax]",
+    "tests/training/test_checked_device.py::test_settings_of_a_training[tables in fp16]",
+    "tests/training/test_device_ranks.py::test_collectives_and_weights_are_those_of_the_cpu[*row_wise_adagrad-2]",
+    "tests/training/test_device_ranks.py::test_collectives_and_weights_are_those_of_the_cpu[row_wise-dlrm-lazy_adam-4]",
+    "tests/training/test_device_ranks.py::test_collectives_and_weights_are_those_of_the_cpu[table_wise-deepfm-sgd-4]",
+    "tests/training/test_device_ranks.py::test_collectives_and_weights_are_those_of_the_cpu[replicated-dlrm-row_wise_adagrad-4]",
+    "tests/training/test_tiered_training.py::test_two_memories_change_no_bit[dlrm-lazy_adam-changed1-4]",
+    "tests/training/test_tiered_training.py::test_two_memories_change_no_bit[dlrm-sgd-changed2-4]",
+    "tests/training/test_tiered_training.py::test_two_memories_change_no_bit[logistic_regression-lazy_adam-changed4-4]",
+    "tests/training/test_tiered_training.py::test_two_memories_change_no_bit[din-lazy_adam-changed5-4]",
+    "tests/training/test_tiered_training.py::test_two_memories_change_no_bit[sasrec-row_wise_adagrad-changed6-4]",
+    "tests/training/test_waits.py::test_a_step_of_ranks_waits_only_for_the_sizes_of_its_messages[row_wise-4]",
+    "tests/training/test_waits.py::test_a_step_of_ranks_waits_only_for_the_sizes_of_its_messages[table_wise-4]",
+    "tests/training/test_waits.py::test_a_step_of_ranks_waits_only_for_the_sizes_of_its_messages[replicated-4]",
+    "tests/training/test_waits.py::test_a_step_of_one_rank_waits_for_nothing[*-row_wise_adagrad-sum]",
+    "tests/training/test_waits.py::test_a_step_of_one_rank_waits_for_nothing[*-sgd-mean]",
+    "tests/training/test_negatives.py::test_products_with_the_different_items_of_a_step_train_as_rows_of_negatives_do[softmax-0]",
+    "tests/training/test_negatives.py::test_products_with_the_different_items_of_a_step_train_as_rows_of_negatives_do[bpr-None]",
+    "tests/training/test_negatives.py::test_products_with_the_different_items_of_a_step_train_as_rows_of_negatives_do[bpr-128]",
+    "tests/device/test_device_passes.py::test_the_log_of_the_demo_gives_equal_files[generated_named",
+    "tests/training/test_kernel_ranks.py::test_ranks_with_kernels_train_as_ranks_without[replicated-",
+    "tests/training/test_kernel_ranks.py::test_ranks_with_kernels_train_as_ranks_without[table_wise-",
+    "tests/training/test_kernel_ranks.py::test_ranks_with_kernels_train_as_ranks_without[row_wise-",
+    "tests/training/test_kernel_ranks.py::test_ranks_with_kernels_train_as_ranks_without[auto-sgd]",
+    "tests/training/test_kernel_steps.py::test_a_training_with_kernels_is_one_without[model1-",
+    "tests/training/test_resharding.py::test_other_numbers_of_ranks_go_on_where_it_was[row_wise]",
+    "tests/training/test_resharding.py::test_ranks_save_the_model_that_one_would[table_wise]",
+    "tests/training/test_weights.py::test_weights_of_1_train_the_model_that_rows_without_weights_train[bpr]",
+    "tests/training/test_weights.py::test_weights_of_1_train_the_model_that_rows_without_weights_train[drawn bce]",
+    "tests/training/test_spread_tables.py::test_ranks_train_as_one[replicated-4-lazy_adam-dlrm]",
+    "tests/scoring/test_impressions.py::test_all_formats_have_the_same_figures[jsonl-jsonl]",
+    "tests/extensions/test_operators.py::test_both_engines_fit_and_apply_it[sql]",
     "tests/training/test_quality.py::test_each_preset_reaches_its_share[dcn_v2_small]",
+    "tests/training/test_quality.py::test_each_preset_reaches_its_share[deepfm_small]",
     "tests/training/test_quality.py::test_each_preset_reaches_its_share[wide_and_deep_generated]",
     "tests/training/test_export.py::test_other_inputs_and_storage[no ids]",
     "tests/training/test_export.py::test_other_inputs_and_storage[crosses",
@@ -322,6 +393,7 @@ EXTENDED = (
     "tests/jobs/test_streams.py::test_streams_that_are_one_file",
     "tests/jobs/test_streams.py::test_where_the_lake_takes_no_file",
     "tests/scoring/test_in_process.py::test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists[process-one",
+    "tests/scoring/test_in_process.py::test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists[process-only",
     "tests/scoring/test_in_process.py::test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists[process-no row",
     "tests/scoring/candidates/test_sources_in_process.py::test_vectors_of_als_are_those_of_mllib",
     "tests/spark/test_rows.py::test_a_query_gives_the_same_rows_in_both_engines[1-",
@@ -330,6 +402,30 @@ EXTENDED = (
     "tests/benchmarks/test_peers.py::test_a_peer_makes_the_table_that_pandas_makes[duckdb-criteo]",
     "tests/benchmarks/test_peers.py::test_a_peer_makes_the_table_that_pandas_makes[duckdb-jsonl]",
     "tests/benchmarks/test_scoring.py::test_a_peer_in_bf16_differs_a_little",
+    # Architectures whose state and layers other architectures of the same tests have: dense weights, rows of tables,
+    # FTRL, dropout, biases of items, histories.
+    *(
+        f"tests/{test}[{name}{end}"
+        for test, end, names in (
+            (
+                "training/test_architectures.py::test_a_resumed_training_ends_in_the_same_weights",
+                "]",
+                (*_LIKE_OTHERS, "dlrm", "din"),
+            ),
+            (
+                "training/test_architectures.py::test_ranks_change_nothing_but_rounding",
+                "-3]",
+                (*_LIKE_OTHERS, "dlrm"),
+            ),
+            (
+                "training/test_checked_device.py::test_every_architecture_trains_is_measured_saved_and_loaded",
+                "]",
+                _LIKE_OTHERS,
+            ),
+            ("scoring/ranking/test_checked_device.py::test_lists_of_every_architecture", "]", _LIKE_OTHERS),
+        )
+        for name in names
+    ),
     *(
         f"tests/{file}::*[*{variant}"
         for file in (

@@ -218,3 +218,14 @@ def test_a_run_date_later_than_tomorrow_needs_the_option_future() -> None:
 def test_days_are_counted_from_1970() -> None:
     assert [days_since_epoch(day) for day in ("1970-01-01", "1970-01-02", "2026-01-01")] == [0, 1, 20454]
     assert days_since_epoch(date(2026, 1, 1)) == 20454
+
+
+def test_a_value_that_a_caller_has_changed_is_read_again_as_it_is_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: &first {b: [1]}\nc: *first\n")
+    first = read_yaml(path)
+    first["a"]["b"].append(2)
+    del first["c"]
+    assert read_yaml(path) == {"a": {"b": [1]}, "c": {"b": [1]}}
+    path.write_text("a: 3\n")
+    assert read_yaml(path) == {"a": 3}

@@ -255,7 +255,7 @@ def test_the_log_of_the_demo_gives_equal_files(
         f"log.path={tmp_path / 'lake'}/raw/dt={{date}}/*.{ending}*",  # both lakes read the same log
         "split.train_days=1",
         "split.min_train_days=1",
-        "generate.rows_per_day=600",
+        "generate.rows_per_day=300",
         "generate.days=3",
     ]
     config = load_config(str(ROOT / f"conf/datasets/{name}.yaml"), overrides)

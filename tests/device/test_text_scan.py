@@ -17,7 +17,7 @@ from device import text_scan
 from device.text_scan import ScannedText, scan_text
 from etl.native.scan import scan
 from tests.checked_device import checked_device
-from tests.etl.text.test_scan import BLOCK, MANY, _no_quotes
+from tests.etl.text.test_scan import BLOCK, _no_quotes
 
 CPU = torch.device("cpu")
 
@@ -44,7 +44,6 @@ def scanned(block: bytes, width: int, device: torch.device = CPU) -> ScannedText
     return scan_text(block, "\t", width, range(width), False, device)
 
 
-@MANY
 @given(drawn=BLOCK, width=st.integers(1, 4))
 def test_hostile_bytes_give_what_the_compiled_scanner_gives(
     drawn: tuple[list[bytes], bool], width: int
@@ -54,7 +53,6 @@ def test_hostile_bytes_give_what_the_compiled_scanner_gives(
     assert_equal(scanned(block, width), block, "\t", width)
 
 
-@MANY
 @given(
     block=st.lists(
         st.sampled_from([b"\n", b"\t", b"\r", b"\xef\xbb\xbf", b"\0", b'"', b"a", b"\xe2", b"\x82"])
@@ -65,7 +63,6 @@ def test_any_sequence_of_structural_bytes(block: bytes) -> None:
         assert_equal(scanned(block, width), block, "\t", width)
 
 
-@MANY
 @given(block=st.binary(max_size=60))
 def test_utf8_is_that_of_the_compiled_scanner(block: bytes) -> None:
     assert_equal(scanned(block, 1), block, "\t", 1)
@@ -161,7 +158,6 @@ def test_a_collision_is_found(block: bytes, is_collision: bool) -> None:
     assert_equal(scanned(block, 2), block, "\t", 2)
 
 
-@MANY
 @given(drawn=BLOCK, bits=st.integers(0, 4))
 def test_with_few_keys_a_scan_is_right_or_refused(drawn: tuple[list[bytes], bool], bits: int) -> None:
     block = b"\n".join(drawn[0]) + b"\n"

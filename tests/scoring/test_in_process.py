@@ -40,6 +40,7 @@ from tests.scoring.scoring_lake import (
     publish_lake,
     write_table,
 )
+from training.registry import mlflow_mirror
 from training.registry.versions import champion_as_of
 
 
@@ -122,7 +123,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def without_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values of the context are encoded already, and the lake has no workflow."""
+    """The values of the context are encoded already, and the lake has neither a workflow nor MLflow's store."""
+    monkeypatch.setattr(mlflow_mirror, "prepare", lambda *_: None)
+    monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
     monkeypatch.setattr(fitted_workflow, "load_local", lambda *_: EncodedContext())
 
@@ -240,9 +243,7 @@ def test_this_process_compares_lists_of_any_size(
     assert many == few
 
 
-def test_a_damaged_file_is_named(
-    spark: SparkSession, tmp_path: Path, reference: ReferenceScores, without_workflow: None
-) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, reference: ReferenceScores, without_workflow: None) -> None:
     config = publish_lake(tmp_path / "lake", reference)
     lake = LakePaths(config.lake)
     partition = lake.features(WORKFLOW).partition(RUN_DATE)
@@ -253,7 +254,7 @@ def test_a_damaged_file_is_named(
 
 
 def test_measures_are_those_of_pandas(
-    spark: SparkSession, tmp_path: Path, reference: ReferenceScores, without_workflow: None
+    tmp_path: Path, reference: ReferenceScores, without_workflow: None
 ) -> None:
     config = publish_lake(tmp_path / "lake", reference)
     run_all(lambda day: RunContext("test", config, day))

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from jobs import build_candidates as build_candidates_job
@@ -21,9 +22,9 @@ from scoring.feature_rows import read_split
 from scoring.model import context_features
 from spark.rows import count, whole
 from storage.dataset import read_dataset
-from storage.manifest import read_manifest
+from storage.manifest import data_files, read_manifest
 from storage.paths import Partition
-from storage.publish import publish, read_published
+from storage.publish import publish_rows
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import ReferenceScores
 from tests.scoring.scoring_lake import RUN_DATE, WORKFLOW, EncodedContext, publish_lake
@@ -32,22 +33,26 @@ from training.registry.versions import ChampionDecision, record_decision
 
 
 @pytest.fixture
-def job(
-    spark: SparkSession, reference: ReferenceScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> RunContext:
+def job(reference: ReferenceScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     """The run of RUN_DATE up to its candidates."""
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
-    run = RunContext("test", publish_lake(tmp_path, reference), RUN_DATE, open_session=lambda _: spark)
+    run = RunContext("test", publish_lake(tmp_path, reference), RUN_DATE)
     record_decision(run.lake, "toy", RUN_DATE, ChampionDecision("m1", None, True, "m1", "the first"))
     build_candidates(run)
     return run
 
 
-def replace(spark: SparkSession, partition: Partition, rows: int = 5) -> None:
+def published(partition: Partition) -> pa.Table:
+    """The rows of a partition."""
+    files = data_files(partition, read_manifest(partition))
+    return pa.concat_tables(pq.read_table(file, partitioning=None) for file in files)
+
+
+def replace(partition: Partition, rows: int = 5) -> None:
     """By its first rows alone."""
-    first = read_published(spark, partition).limit(rows)
-    publish(first, partition, inputs={"another": "build"}, row_group_rows=60)
+    first = published(partition).slice(0, rows)
+    publish_rows(first, partition, inputs={"another": "build"}, row_group_rows=60)
 
 
 def followed(patch: pytest.MonkeyPatch, module: Any, name: str, then: Callable[[], None]) -> None:
@@ -71,15 +76,14 @@ def test_lists_are_made_of_the_tables_that_were_checked(
 
     def another_run() -> None:
         for partition in (users, candidates):
-            replace(job.spark, partition)
+            replace(partition)
 
     followed(monkeypatch, score_daily_job, "encoded_context", another_run)
     score_daily(job)
     lists = job.lake.recommendations.partition(RUN_DATE)
     manifest = read_manifest(lists)
     assert {name: manifest.inputs[name] for name in checked} == checked
-    actual = {row["user_id"] for row in read_published(job.spark, lists).select("user_id").collect()}
-    assert actual == set(reference.users.user_key)
+    assert set(published(lists).column("user_id").to_pylist()) == set(reference.users.user_key)
 
 
 def test_candidates_are_made_of_the_users_that_were_looked_at(
@@ -87,7 +91,7 @@ def test_candidates_are_made_of_the_users_that_were_looked_at(
 ) -> None:
     users = job.lake.users(WORKFLOW).partition(RUN_DATE)
     looked_at = read_manifest(users).digest
-    followed(monkeypatch, build_candidates_job, "read_candidate_tables", lambda: replace(job.spark, users))
+    followed(monkeypatch, build_candidates_job, "read_candidate_tables", lambda: replace(users))
     build_candidates(job)
     manifest = read_manifest(job.lake.candidates(WORKFLOW).partition(RUN_DATE))
     assert (manifest.inputs["users"], manifest.rows) == (looked_at, len(reference.users))
@@ -100,7 +104,7 @@ def test_rows_of_a_split_are_those_that_the_dataset_was_held_against(
     member = dataset.splits["test"][0]
     partition = job.lake.features(WORKFLOW).partition(member.dt)
     rows = read_manifest(partition).rows
-    followed(monkeypatch, feature_rows, "split_partitions", lambda: replace(job.spark, partition))
+    followed(monkeypatch, feature_rows, "split_partitions", lambda: replace(partition))
     assert count(whole(read_split(job, dataset, ["test"]))) == rows
 
 
@@ -108,7 +112,7 @@ def test_lists_are_measured_as_they_were_looked_at(job: RunContext, monkeypatch:
     score_daily(job)
     before = measure_recommendations(job).facts
     lists = job.lake.recommendations.partition(RUN_DATE)
-    followed(monkeypatch, measure_job, "positives", lambda: replace(job.spark, lists, 7))
+    followed(monkeypatch, measure_job, "positives", lambda: replace(lists, 7))
     after = measure_recommendations(job).facts
     assert {name: after[name] for name in ("hit_rate", "ndcg", "users")} == {
         name: before[name] for name in ("hit_rate", "ndcg", "users")
@@ -117,7 +121,7 @@ def test_lists_are_measured_as_they_were_looked_at(job: RunContext, monkeypatch:
 
 def test_candidates_of_items_that_were_numbered_anew_are_not_measured(job: RunContext) -> None:
     score_daily(job)
-    replace(job.spark, job.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
+    replace(job.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
     with pytest.raises(DataError, match="was built from candidate_items") as caught:
         measure_recommendations(job)
     assert caught.value.remedy == f"run build_candidates for {RUN_DATE} again"

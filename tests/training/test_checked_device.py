@@ -31,6 +31,7 @@ from training.models import build_model
 ALL = [*VARIANTS, *SEQUENCE_VARIANTS]
 CPU = torch.device("cpu")
 OTHER_DEVICE = "tensors on different devices"
+ROWS = 256  # each operator takes much longer on the checked device than on the CPU
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,9 @@ def test_every_architecture_trains_is_measured_saved_and_loaded(
     tmp_path: Path, device: torch.device, name: str
 ) -> None:
     settings = {"checkpoint_every_steps": 4, "embedding_learning_rate": 0.05}
-    plans = [random_plan(LakePaths(str(tmp_path / kind)), name, **settings) for kind in ("device", "cpu")]
+    plans = [
+        random_plan(LakePaths(str(tmp_path / kind)), name, ROWS, **settings) for kind in ("device", "cpu")
+    ]
     assert_equal_trainings(trained(plans[0], device), trained(plans[1], CPU))
 
 
@@ -88,9 +91,9 @@ class Interrupted(Exception):
 def test_a_training_resumes_on_the_device(
     tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"checkpoint_every_steps": 4}
+    settings = {"checkpoint_every_steps": 4, "epochs": 2}
     plans = [
-        random_plan(LakePaths(str(tmp_path / kind)), "wide_and_deep", **settings)
+        random_plan(LakePaths(str(tmp_path / kind)), "wide_and_deep", ROWS, **settings)
         for kind in ("device", "cpu")
     ]
     original = training_loop.learning_rate_factor
@@ -121,7 +124,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", SETTINGS)
 def test_settings_of_a_training(tmp_path: Path, device: torch.device, case: str) -> None:
     model, train = SETTINGS[case]
-    plans = [random_plan(LakePaths(str(tmp_path / kind)), "dlrm", **train) for kind in ("device", "cpu")]
+    plans = [
+        random_plan(LakePaths(str(tmp_path / kind)), "dlrm", ROWS, **train) for kind in ("device", "cpu")
+    ]
     config = variant("dlrm", multi_hot=LISTS, **model)
     plans = [
         replace(plan, model=config, description={**plan.description, "model": config.model_dump(mode="json")})
@@ -152,7 +157,7 @@ def test_losses_over_items(tmp_path: Path, device: torch.device, case: str) -> N
         "negatives": {"per_positive": 2},
     }
     days = {
-        split: {date: choices(400, seed, seed).rows}
+        split: {date: choices(ROWS, seed, seed).rows}
         for seed, (split, date) in enumerate(
             [("train", "2026-01-02"), ("validation", "2026-01-03"), ("test", RUN_DATE)]
         )

@@ -97,19 +97,24 @@ def assert_lost_only_since_the_checkpoint(steps: list[int], last: int) -> None:
 
 
 def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    """Also an error of a rank keeps its type where ranks may come and go."""
     survives = variant(plan, tmp_path / "a", 2, min_ranks=1)
-    *files, last = plan.train_files
-    wrong = (*files, DataFile(last.path, last.rows + 1))
-    fails = replace(variant(plan, tmp_path / "b", 2, min_ranks=1), train_files=wrong)
-    with running_driver(tmp_path, {"survives": survives, "fails": fails}, LOCAL) as driver:
+    with running_driver(tmp_path, {"survives": survives}, LOCAL) as driver:
         driver.kill_at_checkpoint(survives, rank=1)
         ended = driver.ended("survives")
-        failed = driver.ended("fails")
     assert_equal(ended, undisturbed)
     assert "a new ring is formed" in driver.log
     assert_lost_only_since_the_checkpoint(driver.steps("survives"), undisturbed["steps"])
     assert set(driver.steps("survives")) == set(range(1, undisturbed["steps"] + 1))
+
+
+def test_an_error_of_a_rank_keeps_its_type_where_ranks_may_come_and_go(
+    plan: TrainPlan, tmp_path: Path
+) -> None:
+    *files, last = plan.train_files
+    wrong = (*files, DataFile(last.path, last.rows + 1))
+    fails = replace(variant(plan, tmp_path / "b", 2, min_ranks=1), train_files=wrong)
+    with running_driver(tmp_path, {"fails": fails}, LOCAL) as driver:
+        failed = driver.ended("fails")
     assert (failed["error"], failed["exit_code"]) == ("DataError", 3)
     assert f"{last.path} has" in failed["message"]
 

@@ -17,6 +17,7 @@ from training.collectives import Collectives, gather_vectors
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
+_STEPS = 10
 _START_TIMEOUT_S = 600  # four interpreters that import torch, on a machine that may be busy
 
 
@@ -36,7 +37,7 @@ def _train(cases: list[tuple[str, str, str]]) -> list[tuple[list[float], list[fl
         results = []
         for placement, optimizer, architecture in cases:
             settings = {**PLACEMENTS[placement], "optimizer": optimizer}
-            losses, probabilities, _ = train_as_rank(collectives, settings, architecture)
+            losses, probabilities, _ = train_as_rank(collectives, settings, architecture, _STEPS)
             results.append((losses, probabilities.tolist()))
         return results
     finally:
@@ -106,7 +107,7 @@ def test_ranks_train_as_one(ranks: int) -> None:
         )
     labels = torch.cat([make_batch(1000 + seed)[2] for seed in range(8)]).numpy()
     for case, (_, optimizer, architecture) in enumerate(cases):
-        losses, probabilities, _ = alone(optimizer, architecture)
+        losses, probabilities, _ = alone(optimizer, architecture, _STEPS)
         for results in results_of_ranks:
             assert results[case] == results_of_ranks[0][case]
             np.testing.assert_allclose(results[case][0], losses, rtol=1e-4)

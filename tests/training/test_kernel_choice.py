@@ -36,22 +36,33 @@ pytestmark = pytest.mark.processes
 HELD_OUT: tuple[tuple[Split, int], ...] = (("validation", 3), ("test", 4))
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SETTING = "train.kernels"
-# Whether Triton finds a compiler in an environment. Our check must have the same result.
+# Whether Triton finds a compiler in each environment, and twice whether our check does, with its warnings.
 _BOTH = """
-import json, subprocess, sys
+import json, logging, os, subprocess, sys
 from pathlib import Path
 import torch
 from triton.runtime.build import _build
-from training.kernels.choice import use_kernels
-source = Path(sys.argv[1]) / "launcher.c"
-source.write_text("#include <Python.h>\\n#include <stdlib.h>\\nint launch(void) { return 0; }\\n")
-try:
-    _build("launcher", str(source), sys.argv[1], [], [], [], [])
-    built = True
-except (RuntimeError, OSError, subprocess.CalledProcessError):
-    built = False
-print(json.dumps([built, *(use_kernels("auto", torch.device("cuda"), "train.kernels") for _ in range(2))]))
+from training.kernels import choice
+warnings = []
+choice.log.addFilter(lambda record: bool(warnings.append(record.getMessage())))
+outcomes = {}
+for kind, variables in json.loads(sys.argv[1]).items():
+    os.environ.update(variables)
+    choice._compile.cache_clear()
+    choice._warn.cache_clear()
+    warnings.clear()
+    source = Path(sys.argv[2]) / "launcher.c"
+    source.write_text("#include <Python.h>\\n#include <stdlib.h>\\nint launch(void) { return 0; }\\n")
+    try:
+        _build("launcher", str(source), sys.argv[2], [], [], [], [])
+        built = True
+    except (RuntimeError, OSError, subprocess.CalledProcessError):
+        built = False
+    ours = [choice.use_kernels("auto", torch.device("cuda"), "train.kernels") for _ in range(2)]
+    outcomes[kind] = [built, *ours, list(warnings)]
+print(json.dumps(outcomes))
 """
+KINDS = ("as it is", "no compiler", "a compiler that fails", "a CC that is missing")
 
 
 @pytest.fixture(autouse=True)
@@ -112,27 +123,39 @@ def test_a_compiler_without_headers_or_that_does_not_start_is_none(
     assert "the C compiler /no/such/cc does not start" in str(compiler_problem())
 
 
-@pytest.mark.parametrize("kind", ["as it is", "no compiler", "a compiler that fails", "a CC that is missing"])
-def test_triton_itself_sees_what_is_missing(kind: str, tmp_path: Path) -> None:
-    """Runs Triton's code in a separate process."""
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What _BOTH prints: a process with Triton's own code, which goes through all environments."""
+    folder = tmp_path_factory.mktemp("compilers")
+    for name in ("none", "failing"):
+        (folder / name).mkdir()
+    compiler = folder / "failing/gcc"
+    compiler.write_text("#!/bin/sh\necho 'error: stdlib.h: No such file' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    path = os.environ["PATH"]
+    variables = (
+        {},
+        {"PATH": str(folder / "none")},
+        {"PATH": f"{folder}/failing:{path}"},
+        {"PATH": path, "CC": "/no/such/cc"},
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("TRITON_INTERPRET", None)
-    empty = tmp_path / "bin"
-    empty.mkdir()
-    if kind == "no compiler":
-        environment["PATH"] = str(empty)
-    elif kind == "a compiler that fails":
-        (empty / "gcc").write_text("#!/bin/sh\necho 'error: stdlib.h: No such file' >&2\nexit 1\n")
-        (empty / "gcc").chmod(0o755)
-        environment["PATH"] = f"{empty}:{os.environ['PATH']}"
-    elif kind == "a CC that is missing":
-        environment["CC"] = "/no/such/cc"
-    command = [sys.executable, "-c", _BOTH, str(tmp_path)]
+    for name in ("TRITON_INTERPRET", "CC"):
+        environment.pop(name, None)
+    kinds = json.dumps(dict(zip(KINDS, variables, strict=True)))
+    command = [sys.executable, "-c", _BOTH, kinds, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_triton_itself_sees_what_is_missing(kind: str, outcomes: dict[str, Any]) -> None:
     works = kind == "as it is"
-    assert json.loads(done.stdout) == [works, works, works]
-    assert done.stderr.count("torch's operators are used instead of Triton's kernels") == (not works)
+    *decisions, warnings = outcomes[kind]
+    assert decisions == [works, works, works]
+    assert len(warnings) == (not works)
+    assert all("torch's operators are used instead of Triton's kernels" in text for text in warnings)
 
 
 @pytest.mark.parametrize("section", [Train, Score])
@@ -162,8 +185,8 @@ def test_a_training_uses_kernels_as_configured(tmp_path: Path, calls: list[str])
     """One version whichever, and measures that differ by rounding alone."""
     lake = LakePaths(str(tmp_path / "lake"))
     spec = make_spec(2, [5, 40])
-    splits: dict[Split, dict[str, Rows]] = {"train": {"2026-01-02": random_rows(spec, 64, seed=0)}}
-    splits |= {name: {f"2026-01-0{day}": random_rows(spec, 32, seed=day)} for name, day in HELD_OUT}
+    splits: dict[Split, dict[str, Rows]] = {"train": {"2026-01-02": random_rows(spec, 32, seed=0)}}
+    splits |= {name: {f"2026-01-0{day}": random_rows(spec, 16, seed=day)} for name, day in HELD_OUT}
     dataset = publish_all(lake, "2026-01-05", spec, splits)
     losses = {}
     versions = set()

@@ -13,13 +13,20 @@ from torch import Tensor
 from conf.types import Train
 from tests.training.interpreted import device_of_kernels
 from tests.training.ranks_in_threads import on_ranks
-from tests.training.test_spread_tables import PLACEMENTS, ROWS, make_model, share, unsharded
+from tests.training.test_spread_tables import PLACEMENTS, make_model, unsharded
+from tests.training.test_spread_tables import share as share_of_rows
 from training import kernels
 from training.collectives import Collectives
+from training.data.batch import Batch
 from training.embeddings.table import StackedEmbedding, tables_of
 from training.loop.train_step import Trainer
 
-STEPS = 2
+ROWS, STEPS = 16, 2  # Triton's interpreter needs milliseconds for each row
+
+
+def share(seed: int, collectives: Collectives) -> Batch:
+    """A rank's part of a small global batch."""
+    return share_of_rows(seed, collectives, ROWS)
 
 
 class Called:

@@ -23,22 +23,23 @@ from training.models import build_model
 DLRM = {"architecture": "dlrm", "embedding_dim": 4, "bottom_mlp": [6, 4], "top_mlp": [8]}
 DEEPFM = {"architecture": "deepfm", "embedding_dim": 3, "deep": [6], "multi_hot": {"max_length": 3}}
 SPEC = make_spec(2, [5, 40, 3], lists=[7])
+ROWS = 8  # Triton's interpreter needs milliseconds for each row
 
 
 def batches() -> list[Batch]:
     result = []
     for seed in range(3):
-        rows = random_rows(SPEC, 16, seed)
+        rows = random_rows(SPEC, ROWS, seed)
         dense, categorical = rows.tensors(3)
         labels = torch.from_numpy(rows.labels)
-        result.append(Batch(dense, categorical, labels, torch.ones(16), 16))
+        result.append(Batch(dense, categorical, labels, torch.ones(ROWS), ROWS))
     return result
 
 
 def trained(
     model: dict[str, Any], settings: dict[str, Any], device: torch.device
 ) -> tuple[list[float], dict[str, Tensor]]:
-    train = Train.model_validate({"num_ranks": 1, "global_batch_size": 16, **settings})
+    train = Train.model_validate({"num_ranks": 1, "global_batch_size": ROWS, "num_shards": 8, **settings})
     config = ModelConfig.model_validate({**model, "multi_hot": {"max_length": 3}})
     trainer = Trainer(build_model(config, SPEC, 3).to(device), train, LocalCollectives())
     trainer.model.train()
@@ -89,7 +90,7 @@ def test_two_lookups_of_one_step_are_both_trained(monkeypatch: pytest.MonkeyPatc
     device = device_of_kernels(monkeypatch)
     config = ModelConfig.model_validate({**DLRM, "multi_hot": {"max_length": 3}})
     model = build_model(config, SPEC, 3).to(device).train()
-    train = Train(num_ranks=1, global_batch_size=16)
+    train = Train(num_ranks=1, num_shards=8, global_batch_size=ROWS)
     trainer = Trainer(model, train, LocalCollectives())
     table: Any = model.embedding
     first, second = (batch.to(device) for batch in batches()[:2])
@@ -98,7 +99,7 @@ def test_two_lookups_of_one_step_are_both_trained(monkeypatch: pytest.MonkeyPatc
     assert type(gradient).__name__ == "SummedRowGradient"
     assert len(gradient.rows.unique()) == len(gradient.rows)
     assert float(gradient.values.sum()) > 0
-    assert trainer.step(replace(first, global_weight=16), 1.0) > 0
+    assert trainer.step(replace(first, global_weight=ROWS), 1.0) > 0
 
 
 def test_the_compiler_takes_the_interaction_as_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +32,6 @@ def test_without_a_gpu_kernels_are_for_the_interpreter_alone(monkeypatch: pytest
     monkeypatch.setattr(kernels, "INTERPRETED", True)
     assert kernels.available(torch.device("cpu"))
     assert not kernels.available(torch.device("meta"))
-
-
-@pytest.mark.processes
-def test_triton_is_not_imported_before_a_kernel_is_asked_for() -> None:
-    program = "import sys, training.loop.train_step, training.architectures.dlrm; assert 'triton' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, env=plain_environment())
 
 
 def plain_environment(**more: str) -> dict[str, str]:

@@ -74,15 +74,41 @@ def run_alone(config: Path, *overrides: str, run_date: str = RUN_DATE) -> int:
     return alone.main(["--config", str(config), "--run-date", run_date, *sets])
 
 
-def test_a_training_does_not_import_torchs_compiler(config: Path) -> None:
-    """It takes seconds of a core, in each rank."""
+@pytest.fixture(scope="module")
+def process(config: Path) -> subprocess.CompletedProcess[str]:
+    """A training on the CPU in a process of its own, which prints the modules it imported last.
+
+    OMP_DISPLAY_ENV=VERBOSE makes libgomp itself print the limits that it uses.
+    """
     words = ["--config", str(config), "--run-date", RUN_DATE, "--set", "train.precision=bf16"]
     code = (
         "import sys; from training.launch.__main__ import main; "
-        f"ended = main({words}); sys.exit(ended or 'torch._dynamo' in sys.modules)"
+        f"ended = main({words}); print(*sys.modules); sys.exit(ended)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    hidden = {"GOMP_SPINCOUNT", "TRITON_INTERPRET"}
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    env["OMP_DISPLAY_ENV"] = "VERBOSE"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.mark.parametrize("module", ["torch._dynamo", "triton", "horovod", "pyspark"])
+def test_a_training_on_one_cpu_does_not_import_what_others_need(
+    process: subprocess.CompletedProcess[str], module: str
+) -> None:
+    """Torch's compiler and Triton take seconds of a core, Horovod and pyspark half a second."""
+    imported = process.stdout.splitlines()[-1].split()
+    assert "torch" in imported
+    assert module not in imported
+
+
+def test_threads_of_torch_that_wait_do_not_keep_a_core_busy(
+    process: subprocess.CompletedProcess[str],
+) -> None:
+    """Our packages set the limit before OpenMP starts."""
+    [line] = {line for line in process.stderr.splitlines() if "GOMP_SPINCOUNT" in line}
+    assert line.split("'")[1] == "1000"
 
 
 def test_one_rank_trains_without_spark(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ from training.models import build_model
 
 pytestmark = pytest.mark.slow
 
-ROWS, STEPS, LENGTH = 64, 50, 4
+ROWS, STEPS, LENGTH = 64, 20, 4
 CARDINALITIES, LISTS = [40, 9, 150], [30, 5]
 # Of the tables of 8 numbers a row, `auto` replicates C1 and L1. C2 is row-wise, C0 and L0 are table-wise.
 AUTO = {"placement": "auto", "replicated_max_bytes": 400, "row_wise_share": 0.8}
@@ -56,13 +56,13 @@ def make_batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return dense, categorical, clicked.float()
 
 
-def share(seed: int, collectives: Collectives) -> Batch:
-    """A rank's part of a global batch, of which the last 5 rows are padding."""
+def share(seed: int, collectives: Collectives, global_rows: int = ROWS) -> Batch:
+    """A rank's part of the first rows of a global batch, of which the last 5 are padding."""
     dense, categorical, labels = make_batch(seed)
-    weights = (torch.arange(ROWS) < ROWS - 5).float()
-    rows = ROWS // collectives.size
+    weights = (torch.arange(global_rows) < global_rows - 5).float()
+    rows = global_rows // collectives.size
     part = slice(collectives.rank * rows, (collectives.rank + 1) * rows)
-    return Batch(dense[part], categorical[part], labels[part], weights[part], ROWS - 5)
+    return Batch(dense[part], categorical[part], labels[part], weights[part], global_rows - 5)
 
 
 def make_model(
@@ -94,7 +94,7 @@ def steps(trainer: Trainer, batches: list[Batch]) -> list[float]:
 
 
 def train_as_rank(
-    collectives: Collectives, settings: dict[str, Any], architecture: str
+    collectives: Collectives, settings: dict[str, Any], architecture: str, number_of_steps: int = STEPS
 ) -> tuple[list[float], Tensor, dict[str, tuple[StackedEmbedding, Tensor]]]:
     """Losses, the probabilities of this rank's part of a held-out batch, and tables before training."""
     model = make_model(collectives, settings, architecture)
@@ -102,7 +102,7 @@ def train_as_rank(
     rate = OPTIMIZERS[settings["optimizer"]]
     train = Train.model_validate({"num_ranks": 1, "embedding_learning_rate": rate, "embeddings": settings})
     trainer = Trainer(model.train(), train, collectives)
-    losses = steps(trainer, [share(seed, collectives) for seed in range(STEPS)])
+    losses = steps(trainer, [share(seed, collectives) for seed in range(number_of_steps)])
     held_out = [share(1000 + seed, collectives) for seed in range(8)]
     with torch.no_grad():
         results = [torch.sigmoid(model.eval()(batch.dense, batch.categorical)) for batch in held_out]
@@ -111,8 +111,12 @@ def train_as_rank(
 
 
 @cache
-def alone(optimizer: str, architecture: str) -> tuple[list[float], Tensor, dict[str, list[Tensor]]]:
-    losses, probabilities, fresh = train_as_rank(ALONE, {"optimizer": optimizer}, architecture)
+def alone(
+    optimizer: str, architecture: str, number_of_steps: int = STEPS
+) -> tuple[list[float], Tensor, dict[str, list[Tensor]]]:
+    losses, probabilities, fresh = train_as_rank(
+        ALONE, {"optimizer": optimizer}, architecture, number_of_steps
+    )
     return losses, probabilities, {name: unsharded([table]) for name, table in fresh.items()}
 
 

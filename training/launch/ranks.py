@@ -1,7 +1,8 @@
 """Starts one training on the ranks of a Spark application, through horovod.spark.run or run_elastic.
 
 The module first chooses the number of ranks, and checks that Spark can run them. If there is one rank and
-Spark runs on this machine only, the rank is the driver's own process.
+Spark runs on this machine only, the rank is the driver's own process. Such a driver imports neither Horovod
+nor pyspark, which would take half a second. So functions that need Horovod import it.
 """
 
 from __future__ import annotations
@@ -19,21 +20,16 @@ from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any
-
-import horovod.runner.gloo_run
-import horovod.runner.launch
-import horovod.spark
-import horovod.spark.gloo_run
-import horovod.spark.runner
-from horovod.runner.util.network import get_local_intfs
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError, InfrastructureError, NightrankError
 from conf.types import Train
 from spark.choose_workers import cores_without_jvm
 from training.loop.training_plan import TrainPlan
 from training.progress import Channel, Listener, RankOutcome, Report
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Chooses the number of ranks of a training, and checks that Spark can run them.
 #
@@ -230,6 +226,9 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
 def _run(
     spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | None
 ) -> list[RankOutcome | None]:
+    import horovod.spark
+    from horovod.runner.util.network import get_local_intfs
+
     train = plan.train
     threads = int(spark.conf.get("spark.task.cpus", "1") or 1)
     quiet = channel is not None and is_local(spark)
@@ -330,8 +329,6 @@ def _python_path() -> str:
 #
 # Without these changes, Horovod would fork the driver, and start ranks with the wrong Python interpreter.
 
-_CHECK_GLOO = (horovod.runner.launch, horovod.spark.runner)
-
 
 @contextmanager
 def no_fork() -> Iterator[None]:
@@ -341,13 +338,17 @@ def no_fork() -> Iterator[None]:
     child process would also inherit the driver's sockets to the JVM. When it ends, these connections would be
     reset. The check is not needed: if Gloo is missing, the ranks end at once in hvd.init().
     """
-    originals = [module.gloo_built for module in _CHECK_GLOO]
-    for module in _CHECK_GLOO:
+    import horovod.runner.launch
+    import horovod.spark.runner
+
+    checking = (horovod.runner.launch, horovod.spark.runner)
+    originals = [module.gloo_built for module in checking]
+    for module in checking:
         module.gloo_built = lambda verbose=False: True
     try:
         yield
     finally:
-        for module, original in zip(_CHECK_GLOO, originals, strict=True):
+        for module, original in zip(checking, originals, strict=True):
             module.gloo_built = original
 
 
@@ -359,6 +360,8 @@ def elastic_interpreter(python: str) -> Iterator[None]:
     path of the driver's interpreter. This path may not exist on executors, because they may have unpacked the
     environment to another folder.
     """
+    import horovod.spark.gloo_run
+
     original = horovod.spark.gloo_run.sys
     horovod.spark.gloo_run.sys = SimpleNamespace(executable=python)
     try:
@@ -380,6 +383,8 @@ def signals_end_ranks() -> Iterator[list[int]]:
     Yields:
         The signals that have arrived.
     """
+    import horovod.runner.gloo_run
+
     received: list[int] = []
     ended = threading.Event()
     main = threading.current_thread() is threading.main_thread()

@@ -20,13 +20,13 @@ from scoring.candidates.candidate_tables import sold_out
 from scoring.candidates.clicks import clicked_items, observed_items, within
 from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude
 from scoring.candidates.lists_in_spark import VectorStore
-from scoring.candidates.popular import popular_in_segment, popular_items, popularity
+from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.similar_items import latest_items, similarities
 from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.sources.covisitation import Settings as Covisitation
-from scoring.candidates.sources.covisitation import covisited_items, with_weights
+from scoring.candidates.sources.covisitation import with_weights
 from scoring.candidates.unite_sources import unite
-from spark.rows import count, records
+from spark.rows import Rows, count, records
 from tests.rows import BOTH_FORMS, AsRows, as_frame, as_table, columns_of
 
 USERS = [f"u{index:02d}" for index in range(12)]
@@ -67,22 +67,33 @@ def tables(spark: SparkSession, log: pd.DataFrame) -> Frames:
     return users, items.persist(), spark.createDataFrame(log, ROWS)
 
 
-def nothing_excluded(users: DataFrame) -> Exclusions:
-    """Exclusions without an item."""
-    return Exclusions(users.selectExpr("user_key", "cast(null as array<int>) as excluded"))
-
-
-def excluding(tables: Frames, clicked: bool) -> Exclusions:
+def excluding(tables: tuple[Any, Any, Any], clicked: bool) -> Exclusions:
     """Exclusions of all users, with clicked items or without."""
     users, items, rows = tables
     return exclude(users, items, clicked_items(rows, items) if clicked else None, [])
 
 
-def lists_of(frame: DataFrame) -> dict[str, list[int]]:
-    """User → candidates."""
-    actual = {row.user_key: row.candidates for row in frame.collect()}
+def lists_of(
+    source: dict[str, Any],
+    tables: tuple[Any, Any, Any],
+    clicked: bool,
+    segments: Rows | None = None,
+    store: VectorStore | None = None,
+) -> dict[str, list[int]]:
+    """User → the candidates of one source."""
+    excluded, (_, items, rows) = excluding(tables, clicked), tables
+    of_users = {} if segments is None else {"segment": segments}
+    made = make_candidates(
+        Candidates.model_validate({"sources": [source]}),
+        SourceTables(excluded, items, rows, RUN_DATE, of_users, store=store),
+    )
+    actual = {row["user_key"]: row["candidates"] for row in records(made)}
     assert sorted(actual) == USERS
     return actual
+
+
+def segments_of(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame(list(SEGMENTS.items()), "user_key string, segment string")
 
 
 def clicked_by(log: pd.DataFrame, user: str) -> set[int]:
@@ -113,24 +124,25 @@ def test_popularity_counts_clicks_and_keeps_items_without_any(
     assert actual == {index: counts.get(key, 0) for index, key in enumerate(ITEMS)}
 
 
+@BOTH_FORMS
 @pytest.mark.parametrize("days", [None, 2])
 @pytest.mark.parametrize("n", [1, 4, 40])
 @pytest.mark.parametrize("clicked", [False, True])
 def test_popular_lists_equal_pandas(
-    tables: Frames, log: pd.DataFrame, n: int, clicked: bool, days: int | None
+    tables: Frames, log: pd.DataFrame, n: int, clicked: bool, days: int | None, as_rows: AsRows
 ) -> None:
+    users, items, rows = map(as_rows, tables)
     source = {"source": "popular", "n": n, "window_days": days}
     config = Candidates.model_validate({"sources": [source]})
-    candidate_rows = make_candidates(
-        config, SourceTables(excluding(tables, clicked), tables[1], tables[2], RUN_DATE)
-    ).collect()
+    excluded = excluding((users, items, rows), clicked)
+    candidate_rows = records(make_candidates(config, SourceTables(excluded, items, rows, RUN_DATE)))
     order = ranking(log if days is None else log[log.features_dt >= DAYS[-2]])
-    assert sorted(row.user_key for row in candidate_rows) == USERS
+    assert sorted(row["user_key"] for row in candidate_rows) == USERS
     for row in candidate_rows:
-        gone = clicked_by(log, row.user_key) if clicked else set()
-        assert row.candidates == [index for index in order if index not in gone][:n]
-        assert row.sources == [0] * len(row.candidates)
-        assert row.excluded is None
+        gone = clicked_by(log, row["user_key"]) if clicked else set()
+        assert row["candidates"] == [index for index in order if index not in gone][:n]
+        assert row["sources"] == [0] * len(row["candidates"])
+        assert row["excluded"] is None
 
 
 @pytest.mark.parametrize("n", [1, 4, 40])
@@ -149,13 +161,14 @@ def test_popular_lists_of_frames_and_tables_are_equal(tables: Frames, n: int, cl
     assert len(lists[0]) == len(USERS)
 
 
+@BOTH_FORMS
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_popular_items_of_a_segment_are_those_its_users_clicked(
-    spark: SparkSession, tables: Frames, log: pd.DataFrame, n: int
+    spark: SparkSession, tables: Frames, log: pd.DataFrame, n: int, as_rows: AsRows
 ) -> None:
-    _, items, rows = tables
-    segments = spark.createDataFrame(list(SEGMENTS.items()), "user_key string, segment string")
-    actual = lists_of(popular_in_segment(excluding(tables, True), rows, items, segments, n))
+    users, items, rows = map(as_rows, tables)
+    source = {"source": "popular", "segment": "segment", "n": n}
+    actual = lists_of(source, (users, items, rows), True, as_rows(segments_of(spark)))
     clicks = log[(log.label == 1) & log.item_key.isin(ITEMS)].assign(segment=log.user_key.map(SEGMENTS))
     for user in USERS:
         counts = clicks[clicks.segment == SEGMENTS[user]].item_key.value_counts()
@@ -198,13 +211,22 @@ def covisited(
     return scores, similar
 
 
+@BOTH_FORMS
 @pytest.mark.parametrize("n, neighbours, clicks", [(3, 2, 50), (40, 100, 2), (1, 1, 1)])
 @pytest.mark.parametrize("clicked", [False, True])
 def test_covisited_lists_equal_loops_over_pairs(
-    tables: Frames, log: pd.DataFrame, store: VectorStore, n: int, neighbours: int, clicks: int, clicked: bool
+    tables: Frames,
+    log: pd.DataFrame,
+    store: VectorStore,
+    n: int,
+    neighbours: int,
+    clicks: int,
+    clicked: bool,
+    as_rows: AsRows,
 ) -> None:
     config = Covisitation(source="covisitation", n=n, neighbours=neighbours, clicks_per_user=clicks)
-    actual = lists_of(covisited_items(config, excluding(tables, clicked), tables[2], tables[1], store))
+    users, items, rows = map(as_rows, tables)
+    actual = lists_of(config.model_dump(), (users, items, rows), clicked, store=store)
     scores, _ = covisited(log, config)
     for user in USERS:
         user_rows = scores.get(user, {})
@@ -241,7 +263,10 @@ def test_an_active_user_makes_no_more_pairs_than_the_cap_allows(spark: SparkSess
     assert similarities(with_weights(history)).count() == 4 * 3
 
 
-def test_sources_are_united_in_order_each_with_its_share(spark: SparkSession, tables: Frames) -> None:
+@BOTH_FORMS
+def test_sources_are_united_in_order_each_with_its_share(
+    spark: SparkSession, tables: Frames, as_rows: AsRows
+) -> None:
     draw = np.random.default_rng(8)
     lists_by_source: list[dict[str, list[int]]] = [
         {
@@ -252,38 +277,45 @@ def test_sources_are_united_in_order_each_with_its_share(spark: SparkSession, ta
         for _ in range(3)
     ]
     frames = [
-        spark.createDataFrame(list(candidates.items()), "user_key string, candidates array<int>")
+        as_rows(
+            spark.createDataFrame(
+                [(user, listed, [0.5] * len(listed)) for user, listed in candidates.items()],
+                "user_key string, candidates array<int>, scores array<float>",
+            )
+        )
         for candidates in lists_by_source
     ]
     for most in (None, 7, 1):
-        candidate_rows = {row.user_key: row for row in unite(tables[0], frames, most).collect()}
+        united = unite(as_rows(tables[0]), frames, most)
+        candidate_rows = {row["user_key"]: row for row in records(united)}
         assert sorted(candidate_rows) == USERS
         for user in USERS:
             places: dict[int, int] = {}
             for number, candidates in enumerate(lists_by_source):
                 for item in candidates.get(user, []):
                     places.setdefault(item, number)
-            assert candidate_rows[user].candidates == list(places)[:most]
-            assert candidate_rows[user].sources == list(places.values())[:most]
-            assert candidate_rows[user].excluded is None
-    assert candidate_rows["u11"].candidates == candidate_rows["u11"].sources == []
+            assert candidate_rows[user]["candidates"] == list(places)[:most]
+            assert candidate_rows[user]["sources"] == list(places.values())[:most]
+            assert candidate_rows[user]["excluded"] is None
+    assert candidate_rows["u11"]["candidates"] == candidate_rows["u11"]["sources"] == []
 
 
+@BOTH_FORMS
 def test_users_without_clicks_fall_back_to_what_is_popular(
-    tables: Frames, log: pd.DataFrame, store: VectorStore
+    tables: Frames, log: pd.DataFrame, store: VectorStore, as_rows: AsRows
 ) -> None:
+    users, items, clicks = map(as_rows, tables)
+    excluded = exclude(users, items, clicked_items(clicks, items), [])
     config = Candidates.model_validate(
         {"sources": [{"source": "covisitation", "n": 4}, {"source": "popular", "n": 6}], "max": 8}
     )
-    candidate_rows = make_candidates(
-        config, SourceTables(excluding(tables, True), tables[1], tables[2], RUN_DATE, store=store)
-    )
-    rows = {row.user_key: row for row in candidate_rows.collect()}
-    assert rows["u11"].candidates == ranking(log)[:6]
-    assert rows["u11"].sources == [1] * 6
-    assert rows["u00"].candidates == [13, 14]  # all but these were clicked
-    assert {0, 1} <= {source for row in rows.values() for source in row.sources}
-    assert max(len(row.candidates) for row in rows.values()) == 8
+    candidate_rows = make_candidates(config, SourceTables(excluded, items, clicks, RUN_DATE, store=store))
+    rows = {row["user_key"]: row for row in records(candidate_rows)}
+    assert rows["u11"]["candidates"] == ranking(log)[:6]
+    assert rows["u11"]["sources"] == [1] * 6
+    assert rows["u00"]["candidates"] == [13, 14]  # all but these were clicked
+    assert {0, 1} <= {source for row in rows.values() for source in row["sources"]}
+    assert max(len(row["candidates"]) for row in rows.values()) == 8
 
 
 def test_all_items_is_null_minus_what_was_clicked(tables: Frames, log: pd.DataFrame) -> None:
@@ -412,19 +444,17 @@ def test_days_are_those_of_events_where_rows_have_a_time(spark: SparkSession, as
     assert [row["features_dt"] for row in records(within(dated, 2, RUN_DATE, "UTC"))] == DAYS[-2:]
 
 
+@BOTH_FORMS
 def test_a_log_without_clicks_gives_empty_lists_but_for_popular_items(
-    spark: SparkSession, tables: Frames, store: VectorStore
+    spark: SparkSession, tables: Frames, store: VectorStore, as_rows: AsRows
 ) -> None:
-    users, items, _ = tables
-    shown = spark.createDataFrame([("u01", "i01", 0.0, DAYS[0])], ROWS)
-    free = nothing_excluded(users)
-    config = Covisitation(source="covisitation")
-    assert not any(lists_of(covisited_items(config, free, shown, items, store)).values())
-    segments = spark.createDataFrame(list(SEGMENTS.items()), "user_key string, segment string")
-    assert not any(lists_of(popular_in_segment(free, shown, items, segments, 5)).values())
-    popular = Candidates.model_validate({"sources": [{"source": "popular", "n": 2}]})
-    candidate_rows = make_candidates(popular, SourceTables(free, items, shown, RUN_DATE)).collect()
-    assert {tuple(row.candidates) for row in candidate_rows} == {(0, 1)}
+    shown = as_rows(spark.createDataFrame([("u01", "i01", 0.0, DAYS[0])], ROWS))
+    world = (as_rows(tables[0]), as_rows(tables[1]), shown)
+    assert not any(lists_of({"source": "covisitation"}, world, False, store=store).values())
+    in_segment = {"source": "popular", "segment": "segment", "n": 5}
+    assert not any(lists_of(in_segment, world, False, as_rows(segments_of(spark))).values())
+    popular = lists_of({"source": "popular", "n": 2}, world, False)
+    assert {tuple(listed) for listed in popular.values()} == {(0, 1)}
 
 
 @BOTH_FORMS
@@ -438,22 +468,19 @@ def test_observed_items_are_those_of_every_row(tables: Frames, log: pd.DataFrame
     assert actual.most == rated.map(len).max()
 
 
+@BOTH_FORMS
 def test_a_user_who_clicked_everything_and_a_catalogue_of_one_item(
-    spark: SparkSession, tables: Frames, store: VectorStore
+    spark: SparkSession, tables: Frames, store: VectorStore, as_rows: AsRows
 ) -> None:
-    users = tables[0]
-    items = number_items(spark.createDataFrame([("only",)], "item_key string"))
-    rows = spark.createDataFrame([("u00", "only", 1.0, DAYS[0])], ROWS)
+    users = as_rows(tables[0])
+    items = number_items(as_rows(spark.createDataFrame([("only",)], "item_key string")))
+    rows = as_rows(spark.createDataFrame([("u00", "only", 1.0, DAYS[0])], ROWS))
     clicked = exclude(users, items, clicked_items(rows, items), [])
     sources = [{"source": "covisitation"}, {"source": "popular"}]
     config = Candidates.model_validate({"sources": sources})
-    candidate_rows = {
-        row.user_key: row
-        for row in make_candidates(
-            config, SourceTables(clicked, items, rows, RUN_DATE, store=store)
-        ).collect()
-    }
-    assert candidate_rows["u00"].candidates == []
-    assert all(
-        candidate_rows[user].candidates == [0] and candidate_rows[user].sources == [1] for user in USERS[1:]
-    )
+    made = make_candidates(config, SourceTables(clicked, items, rows, RUN_DATE, store=store))
+    candidate_rows = {row["user_key"]: row for row in records(made)}
+    assert candidate_rows["u00"]["candidates"] == []
+    for user in USERS[1:]:
+        assert candidate_rows[user]["candidates"] == [0]
+        assert candidate_rows[user]["sources"] == [1]

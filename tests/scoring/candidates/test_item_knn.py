@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,11 +14,11 @@ from conf.types import Candidates
 from scoring.candidates.build import make_candidates
 from scoring.candidates.candidate_items import number_items
 from scoring.candidates.clicks import clicked_items
-from scoring.candidates.exclusions import Exclusions, exclude
+from scoring.candidates.exclusions import exclude
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.source_tables import SourceTables
-from scoring.candidates.sources.item_knn import Settings as ItemKnn
-from scoring.candidates.sources.item_knn import item_knn_items
+from spark.rows import Rows, records
+from tests.rows import BOTH_FORMS, AsRows
 
 USERS = [f"u{index:02d}" for index in range(14)]  # the last user has no click
 ITEMS = [f"i{index:02d}" for index in range(12)]  # nobody clicks the last item
@@ -78,36 +81,52 @@ def scores_of(matrix: np.ndarray, neighbours: int, shrink: float) -> np.ndarray:
     return matrix @ near
 
 
-def lists_of(frame: DataFrame) -> dict[str, list[int]]:
-    actual = {row.user_key: row.candidates for row in frame.collect()}
-    assert sorted(actual) == USERS
-    return actual
+@dataclass(frozen=True)
+class Inputs:
+    """Users, items and the log in one form, and a store."""
+
+    users: Rows
+    items: Rows
+    rows: Rows
+    store: VectorStore
+
+    def made(self, sources: list[dict[str, Any]], clicked: bool = False) -> dict[str, dict[str, Any]]:
+        """User → the row of candidates of these sources, without clicked items or with them."""
+        known = clicked_items(self.rows, self.items) if clicked else None
+        excluded = exclude(self.users, self.items, known, [])
+        tables = SourceTables(excluded, self.items, self.rows, DAYS[-1], store=self.store)
+        made = make_candidates(Candidates.model_validate({"sources": sources}), tables)
+        actual = {row["user_key"]: row for row in records(made)}
+        assert sorted(actual) == USERS
+        return actual
 
 
-def excluding(spark: SparkSession, items: DataFrame, rows: DataFrame | None) -> Exclusions:
+@pytest.fixture
+def inputs(
+    spark: SparkSession, items: DataFrame, rows: DataFrame, store: VectorStore, as_rows: AsRows
+) -> Inputs:
     users = spark.createDataFrame([(key,) for key in USERS], "user_key string")
-    return exclude(users, items, None if rows is None else clicked_items(rows, items), [])
+    return Inputs(as_rows(users), as_rows(items), as_rows(rows), store)
 
 
+@BOTH_FORMS
 @pytest.mark.parametrize(
     "n, neighbours, clicks, shrink, clicked",
     [(40, 100, 200, 0.0, False), (3, 2, 200, 2.5, True), (4, 3, 4, 0.5, True), (5, 4, 1, 1.0, False)],
 )
 def test_lists_have_the_highest_sums_of_similarities(
-    spark: SparkSession,
     log: pd.DataFrame,
-    items: DataFrame,
-    rows: DataFrame,
-    store: VectorStore,
+    inputs: Inputs,
     n: int,
     neighbours: int,
     clicks: int,
     shrink: float,
     clicked: bool,
 ) -> None:
-    config = ItemKnn(source="item_knn", n=n, neighbours=neighbours, clicks_per_user=clicks, shrink=shrink)
-    exclusions = excluding(spark, items, rows if clicked else None)
-    actual = lists_of(item_knn_items(config, exclusions, rows, items, store))
+    source = {"source": "item_knn", "n": n, "neighbours": neighbours}
+    source |= {"clicks_per_user": clicks, "shrink": shrink}
+    made = inputs.made([source], clicked)
+    actual = {user: row["candidates"] for user, row in made.items()}
     scores = scores_of(matrix_of(log, clicks), neighbours, shrink)
     gone = matrix_of(log, len(ITEMS)) * clicked
     for number, user in enumerate(USERS):
@@ -117,26 +136,22 @@ def test_lists_have_the_highest_sums_of_similarities(
     assert any(actual.values()) == (clicks > 1)
 
 
-def test_only_clicks_of_the_window_count(
-    spark: SparkSession, log: pd.DataFrame, items: DataFrame, rows: DataFrame, store: VectorStore
-) -> None:
+@BOTH_FORMS
+def test_only_clicks_of_the_window_count(log: pd.DataFrame, inputs: Inputs) -> None:
     """Users without clicks in the window get the items of the next source."""
     sources = [{"source": "item_knn", "n": 4, "window_days": 2}, {"source": "popular", "n": 2}]
-    config = Candidates.model_validate({"sources": sources})
-    tables = SourceTables(excluding(spark, items, None), items, rows, DAYS[-1], store=store)
-    actual = {row.user_key: row for row in make_candidates(config, tables).collect()}
+    actual = inputs.made(sources)
     recent = log[log.features_dt >= DAYS[-2]]
     scores = scores_of(matrix_of(recent, 200), 100, 0.0)
     for number, user in enumerate(USERS):
         best = sorted(np.flatnonzero(scores[number]).tolist(), key=lambda item: (-scores[number, item], item))
         row = actual[user]
-        assert row.candidates[: row.sources.count(0)] == best[:4]
-    assert sum(0 in row.sources for row in actual.values()) > 3
-    assert actual["u00"].sources == [1, 1]  # this user's clicks are older
+        assert row["candidates"][: row["sources"].count(0)] == best[:4]
+    assert sum(0 in row["sources"] for row in actual.values()) > 3
+    assert actual["u00"]["sources"] == [1, 1]  # this user's clicks are older
 
 
-def test_a_log_without_clicks_gives_empty_lists(
-    spark: SparkSession, items: DataFrame, rows: DataFrame, store: VectorStore
-) -> None:
-    free, config = excluding(spark, items, None), ItemKnn(source="item_knn")
-    assert not any(lists_of(item_knn_items(config, free, rows.where("label = 0"), items, store)).values())
+@BOTH_FORMS
+def test_a_log_without_clicks_gives_empty_lists(inputs: Inputs, rows: DataFrame, as_rows: AsRows) -> None:
+    shown = replace(inputs, rows=as_rows(rows.where("label = 0")))
+    assert not any(row["candidates"] for row in shown.made([{"source": "item_knn"}]).values())

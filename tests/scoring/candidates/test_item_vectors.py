@@ -128,11 +128,11 @@ def in_order(scores: np.ndarray, excluded: list[int] | None, n: int) -> list[int
 @pytest.mark.parametrize("max_scores", [1, 900, 1 << 20])
 @pytest.mark.parametrize("n", [1, 6, 90])
 def test_lists_of_ease_equal_sorted_sums_whatever_the_batches(n: int, max_scores: int) -> None:
-    matrix = clicks(300, 40, 4, share=0.1)
+    matrix = clicks(80, 40, 4, share=0.1)
     matrix[20] = matrix[21]
     weights = ease_weights(torch.from_numpy(matrix.T @ matrix), 30.0)
     weights[:, 8] = weights[:, 5]  # equal scores in every list
-    excluded = draw_excluded(300, 5)
+    excluded = draw_excluded(80, 5)
     histories = pa.array([ITEMS[row > 0].tolist() for row in matrix], pa.list_(pa.int32()))
     table = ItemVectors(ITEMS, weights, n, max_scores)
     users = user_batch("history", histories, excluded)

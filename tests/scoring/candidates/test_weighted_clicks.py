@@ -11,17 +11,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from conf.types import Candidates
 from scoring.candidates.als import als_vectors
+from scoring.candidates.build import make_candidates
 from scoring.candidates.candidate_items import number_items
 from scoring.candidates.clicks import clicked_items
-from scoring.candidates.ease import ease_items
-from scoring.candidates.exclusions import Exclusions, exclude
+from scoring.candidates.exclusions import exclude
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
+from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.sources.als import Settings as Als
-from scoring.candidates.sources.ease import Settings as Ease
-from scoring.candidates.sources.item_knn import Settings as ItemKnn
-from scoring.candidates.sources.item_knn import item_knn_items
+from spark.rows import records
 
 ITEMS = [f"i{index:02d}" for index in range(12)]  # nobody clicks the last one
 USERS = [f"u{index:02d}" for index in range(20)]
@@ -139,19 +139,26 @@ def test_the_confidence_of_als_is_the_summed_weight(
     assert worst < 1e-4
 
 
+@pytest.mark.parametrize("form", [table_of, lambda rows: rows], ids=["table", "frame"])
+@pytest.mark.parametrize("source", [{"source": "ease", "l2": 3.0}, {"source": "item_knn"}], ids=str)
 def test_ease_and_item_knn_do_not_use_weights(
-    spark: SparkSession, items: DataFrame, rows: DataFrame, store: VectorStore
+    spark: SparkSession,
+    items: DataFrame,
+    rows: DataFrame,
+    store: VectorStore,
+    source: dict[str, Any],
+    form: Callable[[DataFrame], Any],
 ) -> None:
-    users = spark.createDataFrame([(key,) for key in USERS], "user_key string")
-    exclusions: Exclusions = exclude(users, items, clicked_items(rows, items), [])
-    makers: list[Callable[[DataFrame], DataFrame]] = [
-        lambda log: ease_items(Ease(source="ease", n=5, l2=3.0), exclusions, log, items, store),
-        lambda log: item_knn_items(ItemKnn(source="item_knn", n=5), exclusions, log, items, store),
-    ]
-    for make in makers:
-        with_weights, without = (
-            sorted((row.user_key, row.candidates, row.scores) for row in make(log).collect())
-            for log in (rows, rows.drop("weight"))
+    users = form(spark.createDataFrame([(key,) for key in USERS], "user_key string"))
+    config, numbered = Candidates.model_validate({"sources": [{**source, "n": 5}]}), form(items)
+
+    def made(log: Any) -> list[tuple[Any, ...]]:
+        excluded = exclude(users, numbered, clicked_items(log, numbered), [])
+        tables = SourceTables(excluded, numbered, log, "2026-01-06", store=store)
+        return sorted(
+            tuple(row.values()) for row in records(make_candidates(config, tables, with_scores=True))
         )
-        assert with_weights == without
-        assert any(candidates for _, candidates, _ in without)
+
+    with_weights, without = made(form(rows)), made(form(rows.drop("weight")))
+    assert with_weights == without
+    assert any(candidates for _, candidates, *_ in without)

@@ -14,8 +14,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from conf.types import Config
 from jobs.evaluate_model import run as evaluate_model
@@ -23,11 +21,13 @@ from metrics.bootstrap import Resample, draw_weights
 from scoring.evaluation.gate_lists import measure_lists_of, reason_against_lists
 from scoring.model import context_features
 from scoring.model.model_info import ModelInfo, read_model_info
+from spark.choose_workers import stay_in_process
 from storage.dataset import Dataset, Member, publish_dataset
 from storage.feature_spec import Feature
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from storage.run_context import RunContext
+from tests.etl.ops.hashing import of_text
 from tests.scoring.reference_scores import SPEC, ReferenceScores, logistic_probabilities, write_model
 from tests.scoring.scoring_lake import (
     DAY_AFTER,
@@ -105,16 +105,14 @@ def with_gate(config: Config, **changed: Any) -> Config:
     return config.model_copy(update={"gate": config.gate.model_copy(update=changed)})
 
 
-def evaluated(spark: SparkSession, config: Config, run_date: str = DAY_AFTER) -> dict[str, Any]:
+def evaluated(config: Config, run_date: str = DAY_AFTER) -> dict[str, Any]:
     """The facts of a new evaluation."""
-    evaluate_model(RunContext("test", config, run_date, open_session=lambda _: spark))
+    evaluate_model(RunContext("test", config, run_date))
     return dict(read_manifest(LakePaths(config.lake).evaluations.partition(run_date)).facts)
 
 
 @pytest.fixture(scope="module")
-def gated(
-    spark: SparkSession, reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Gated]:
+def gated(reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gated]:
     config = publish_lake(tmp_path_factory.mktemp("gated"), reference)
     config = with_gate(
         config, calibration_low=0.01, calibration_high=100.0, replicates=REPLICATES, min_users=10, margin=0.1
@@ -127,9 +125,7 @@ def gated(
     for version, dt, factors in (("champion", RUN_DATE, CHAMPION), ("challenger", DAY_AFTER, CHALLENGER)):
         write_model(Path(lake.models("toy")) / version, version=version, factors=factors)
         record_run(lake, "toy", dt, version)
-    keys = spark.createDataFrame([(key,) for key in reference.users.user_key], "user_key string")
-    hashed = keys.select("user_key", F.xxhash64("user_key").alias("unit")).collect()
-    units = pd.Series({row["user_key"]: row["unit"] for row in hashed})
+    units = pd.Series({key: of_text(key) for key in reference.users.user_key})
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -140,11 +136,11 @@ def gated(
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
         patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
-        first = evaluated(spark, config, RUN_DATE)
+        first = evaluated(config, RUN_DATE)
         assert first["promoted"]
         assert first["lists"]["champion"] is None
         assert first["lists"]["challenger"]["ndcg"] > 0
-        facts = evaluated(spark, config)
+        facts = evaluated(config)
         yield Gated(config, facts, messages, reference, units)
     logger.setLevel(logging.NOTSET)
     logger.removeHandler(handler)
@@ -186,27 +182,28 @@ def test_worse_lists_hold_a_challenger_with_a_better_auc(gated: Gated) -> None:
     assert decision["champion_after"] == "champion"
 
 
-def test_a_rerun_gives_equal_facts(spark: SparkSession, gated: Gated) -> None:
-    assert evaluated(spark, gated.config) == gated.facts
+def test_a_rerun_gives_equal_facts(gated: Gated) -> None:
+    assert evaluated(gated.config) == gated.facts
 
 
-def test_without_a_margin_the_same_lists_do_not_decide(spark: SparkSession, gated: Gated) -> None:
+def test_without_a_margin_the_same_lists_do_not_decide(gated: Gated) -> None:
     """Measures only; the lake keeps the first decision for the tests after this one."""
     try:
-        facts = evaluated(spark, with_gate(gated.config, lists_margin=None))
+        facts = evaluated(with_gate(gated.config, lists_margin=None))
         assert facts["promoted"]
         assert (facts["lists"], facts["lists_margin"]) == (gated.facts["lists"], None)
         assert facts["intervals"] == gated.facts["intervals"]
     finally:
-        evaluated(spark, gated.config)
+        evaluated(gated.config)
 
 
-def test_a_sample_has_the_users_with_the_smallest_hashes(spark: SparkSession, gated: Gated) -> None:
+def test_a_sample_has_the_users_with_the_smallest_hashes(gated: Gated) -> None:
     """Test rows never exclude items, whatever `exclude_clicked` says."""
     config = with_gate(gated.config, lists_users=10)
     candidates = config.candidates.model_copy(update={"exclude_clicked": ["train", "validation", "test"]})
     config = config.model_copy(update={"candidates": candidates})
-    context = RunContext("test", config, DAY_AFTER, open_session=lambda _: spark)
+    context = RunContext("test", config, DAY_AFTER)
+    stay_in_process(context, 0)
     lake = LakePaths(config.lake)
     versions = ["champion", "challenger"]
     models = [read_model_info(model_path(lake, "toy", version)) for version in versions]
@@ -228,9 +225,7 @@ def dataset_of(lake: LakePaths, run_date: str = DAY_AFTER) -> Dataset:
     return Dataset(run_date, WORKFLOW, splits, "fit")
 
 
-def test_users_without_earlier_rows_are_not_measured(
-    spark: SparkSession, gated: Gated, tmp_path: Path
-) -> None:
+def test_users_without_earlier_rows_are_not_measured(gated: Gated, tmp_path: Path) -> None:
     """The last three users of the lake have rows on the test day only."""
     config = gated.config.model_copy(update={"lake": str(tmp_path / "lake")})
     lake = LakePaths(config.lake)
@@ -240,9 +235,9 @@ def test_users_without_earlier_rows_are_not_measured(
             rows = rows.filter(pc.greater_equal(rows.column("user_key"), "u034"))
         write_table(lake.features(WORKFLOW).partition(day), rows)
     model = ModelInfo("", "m1", SPEC, {})
-    measured = measure_lists_of(
-        RunContext("test", config, RUN_DATE, open_session=lambda _: spark), dataset_of(lake), [model]
-    )
+    context = RunContext("test", config, RUN_DATE)
+    stay_in_process(context, 0)
+    measured = measure_lists_of(context, dataset_of(lake), [model])
     assert (measured.users, measured.models, measured.level) == (0, {}, "warn")
     assert measured.skipped == (
         "no user with a click in the test split has a row in the train or validation split"
