@@ -85,10 +85,11 @@ EXTENDED = (
     # Blocks of a day learn what a frame in memory learns (the same file), and a frame learns what Spark does
     # (test_fit_frame.py).
     "tests/etl/test_block_fit.py::test_every_operator_learns_the_same_from_blocks",
+    # Every example, and extensions, by frames of Spark. By blocks of rows, and one example of each operator that learns
+    # by frames: the same files.
+    "tests/etl/ops/test_engines.py::test_features_of_frames_are_the_oracles",
+    "tests/etl/ops/test_extension.py::*[frames",
     # Spark's frames beside tasks and tables, for every kind of log. One log or one setting: the same files.
-    "tests/etl/ops/test_engines.py::test_features_are_the_oracles[seed1-sql]",
-    "tests/etl/ops/test_engines.py::test_features_are_the_oracles[seed2-",
-    "tests/etl/ops/test_engines.py::test_one_row_without_spark_is_encoded_as_a_row_of_another_day[seed2",
     "tests/etl/test_block_fit.py::test_the_encode_pass_encodes_out_of_fold",
     "tests/etl/test_block_fit.py::test_raw_lists_give_the_ids_of_spark",
     "tests/etl/test_block_fit.py::test_features_of_training_rows_and_of_other_rows_equal_those_of_spark",
@@ -103,10 +104,7 @@ EXTENDED = (
     "tests/etl/test_layouts.py::*[sql]",
     "tests/etl/test_labels.py::*sql]",
     "tests/etl/test_days_of_log.py::*[spark sql]",
-    "tests/etl/ops/test_extension.py::test_a_value_that_is_not_seen",
     "tests/etl/ops/test_extension.py::test_days_without_rows",
-    "tests/etl/ops/test_extension.py::test_what_would_give_an_id_two_meanings_does_not_extend[first1",
-    "tests/etl/ops/test_extension.py::test_what_would_give_an_id_two_meanings_does_not_extend[first2",
     "tests/etl/prepare/test_negatives.py::test_negatives_are_those_of_spark",
     "tests/etl/prepare/test_click_tables.py::*[changes1]",
     "tests/etl/prepare/test_click_tables.py::*[changes2]",
