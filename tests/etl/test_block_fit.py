@@ -179,7 +179,7 @@ def test_every_operator_learns_the_same_from_blocks(
 
 
 @pytest.mark.parametrize(
-    "layout", [{"tasks": 3, "batch_rows": 7}, {"tasks": 2, "batch_rows": 20, "coded": True}], ids=str
+    "layout", [{"tasks": 3, "batch_rows": 12}, {"tasks": 2, "batch_rows": 20, "coded": True}], ids=str
 )
 def test_tasks_and_batches_do_not_change_what_operators_learn(
     config: Config,
