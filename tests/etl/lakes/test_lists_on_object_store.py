@@ -24,7 +24,7 @@ from tests.etl.lakes.conftest import ObjectStore
 RUN_DATE = "2026-01-03"
 
 
-@pytest.fixture(params=["table", "frame"])
+@pytest.fixture(params=["table", pytest.param("frame", marks=pytest.mark.spark)])
 def lists(request: pytest.FixtureRequest) -> Iterator[PublishedLists]:
     """Lists as an Arrow table, or as a frame of Spark.
 

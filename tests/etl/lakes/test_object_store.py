@@ -49,7 +49,10 @@ class Run:
     fitted: oracle.Fitted
 
 
-@pytest.fixture(scope="module", params=["without a jvm", "arrow", "sql"])
+@pytest.fixture(
+    scope="module",
+    params=["without a jvm", *(pytest.param(engine, marks=pytest.mark.spark) for engine in ("arrow", "sql"))],
+)
 def run(object_store: ObjectStore, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Run:
     """Tasks of this process, or workers of Spark with an engine."""
     folder = tmp_path_factory.mktemp("run")

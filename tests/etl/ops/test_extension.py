@@ -107,7 +107,7 @@ class Frames(Road):
         return features_of(replace(workflow, engine="sql"), to_spark(self.spark, rows))
 
 
-@pytest.fixture(scope="module", params=["blocks", "frames"])
+@pytest.fixture(scope="module", params=["blocks", pytest.param("frames", marks=pytest.mark.spark)])
 def road(request: pytest.FixtureRequest) -> Road:
     return Blocks() if request.param == "blocks" else Frames(request.getfixturevalue("spark"))
 
