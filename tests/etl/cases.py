@@ -21,10 +21,11 @@ from conf.types import Config
 from etl.build import BuildResult, build
 from etl.workflow.feature_plan import plan_of
 from spark.choose_workers import SparkWorkers
-from spark.workers import LocalWorkers, Workers
+from spark.workers import Workers
 from storage.feature_spec import FeatureSpec
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
+from tests.etl.tasks_here import TasksHere
 
 LOG: dict[str, Any] = {
     "name": "hard",
@@ -170,15 +171,15 @@ def run_build(
 ) -> BuildResult:
     """Builds the features of a run date without timing its phases.
 
-    With a session, rows go the way that they go on one machine: processes work, and Spark only for the engine
-    `sql`.
+    With a session, rows go the way that they go on one machine: Spark works only for the engine `sql`. Otherwise
+    this process runs the tasks.
     """
     if isinstance(workers, Workers):
         chosen = workers
     elif config.workflow.engine == "sql":
         chosen = SparkWorkers(workers)
     else:
-        chosen = LocalWorkers(2, lambda: workers)
+        chosen = TasksHere(2, lambda: workers)
     return build(chosen, plan_of(config), LakePaths(config.lake), run_date, parent, lambda _: nullcontext())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
-from conf.types import Config, JoinedTable
+from conf.types import Config
 from etl.build import BuildResult
 from etl.fit import version_tables
 from etl.fit.fit_frame import MemoryTables
@@ -39,15 +39,16 @@ from etl.workflow.chains import FittedChain, RowPlace, compute_features
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow
 from jobs.generate_clicks import run as generate_clicks
-from spark.workers import LocalWorkers, Workers
+from spark.workers import LocalWorkers
 from storage.feature_spec import LABEL
 from storage.manifest import data_files, is_published, read_manifest
 from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl import cases
-from tests.etl.block_rows import ARROW_TYPES, InThisProcess, blocks_of_rows
+from tests.etl.block_rows import InThisProcess, blocks_of_rows
 from tests.etl.ops.case import GROUPS
-from tests.etl.ops.examples import COLUMNS, EXTERNAL, EXTERNAL_COLUMNS
+from tests.etl.ops.examples import COLUMNS
+from tests.etl.ops.on_blocks import features_of_blocks, fit_blocks, read_external, table_of
 from tests.etl.ops.on_frames import EXTERNAL as EXTERNAL_OPERATORS
 from tests.etl.ops.on_frames import as_table, name_of, new_workflow
 from tests.etl.ops.on_frames import learned as learned_without_days
@@ -107,58 +108,6 @@ ALL = [*GROUPS, *FURTHER]
 def rows_of_days(sizes: Sequence[int], days: Sequence[str] = DAYS, seed: int = 1) -> list[Row]:
     rows = [row for day, size in zip(days, sizes, strict=True) for row in make_rows(day, size, seed)]
     return [{**row, "row_id": place} for place, row in enumerate(rows)]
-
-
-def read_external(config: Config, table: JoinedTable, key: str, section: str, dt: str) -> pa.Table:
-    """The table of the examples, as a reader would return it."""
-    assert section == "join_external"
-    assert dt in DAYS
-    types = {column.name: ARROW_TYPES[column.type] for column in table.columns}
-    at = {name: EXTERNAL_COLUMNS.index(name) for name in types}
-    return pa.table(
-        {name: pa.array([row[at[name]] for row in EXTERNAL], kind) for name, kind in types.items()}
-    )
-
-
-def fit_blocks(
-    config: Config,
-    rows: Sequence[Row],
-    folder: Path,
-    workers: Workers | None = None,
-    parent: FittedWorkflow | None = None,
-    types: Mapping[str, Type] = COLUMNS,
-    **layout: Any,
-) -> tuple[LakePaths, FittedWorkflow]:
-    """The workflow of the rows as blocks, in a lake of its own."""
-    lake = LakePaths(str(folder))
-
-    def blocks_of(days: Sequence[RawFiles]) -> TrainingBlocks:
-        wanted = {day.dt for day in days}
-        return blocks_of_rows([row for row in rows if row[DAY] in wanted], types, **layout)
-
-    raw = [RawFiles(day, (), 1, f"digest of {day}") for day in sorted({row[DAY] for row in rows})]
-    workflow = fit_workflow(
-        workers or InThisProcess(),
-        plan_of(config),
-        lake,
-        raw,
-        parent,
-        counts_of=None,
-        read_table=read_external,
-        blocks_of=blocks_of,
-    )
-    return lake, workflow
-
-
-def table_of(lake: LakePaths, version: str, name: str) -> pa.Table:
-    """A table of a version, in the order of its files."""
-    partition = workflow_table(lake, version, name)
-    manifest = read_manifest(partition)
-    parts = [pq.read_table(path, partitioning=None) for path in data_files(partition, manifest)]
-    types = [(column, kind) for column, kind in manifest.schema]
-    whole = pa.concat_tables(parts) if parts else pa.table({})
-    assert not parts or [(field.name, str(field.type)) for field in whole.schema] == types
-    return pa.table({**{column: whole[column] for column in whole.column_names}})
 
 
 def tables_of(lake: LakePaths, workflow: FittedWorkflow) -> dict[str, Any]:
@@ -230,7 +179,7 @@ def test_every_operator_learns_the_same_from_blocks(
 
 
 @pytest.mark.parametrize(
-    "layout", [{"tasks": 3, "batch_rows": 7}, {"tasks": 2, "batch_rows": 20, "coded": True}], ids=str
+    "layout", [{"tasks": 3, "batch_rows": 12}, {"tasks": 2, "batch_rows": 20, "coded": True}], ids=str
 )
 def test_tasks_and_batches_do_not_change_what_operators_learn(
     config: Config,
@@ -277,22 +226,6 @@ def test_an_extension_from_blocks_equals_one_from_frames(
     _, parent = fit_blocks(start, old, tmp_path / "blocks", tasks=2)
     lake, workflow = fit_blocks(start, rows, tmp_path / "blocks", parent=parent, tasks=2)
     assert_equal(lake, workflow, LakePaths(config.lake), expected)
-
-
-def features_of_blocks(
-    workflow: FittedWorkflow, rows: Sequence[Row], types: Mapping[str, Type] = COLUMNS, coded: bool = True
-) -> dict[str, list[Any]]:
-    """Feature → its values in the order of `rows`, which are sorted by day."""
-    dtypes = {feature.name: feature.dtype for feature in workflow.spec.features}
-    features: dict[str, list[Any]] = {name: [] for name in dtypes}
-    blocks = blocks_of_rows(rows, types, batch_rows=33, coded=coded)
-    for batch in blocks.read(0, frozenset(types)):
-        place = RowPlace(batch.row_ids, batch.dt)
-        for name, values in compute_features(
-            workflow.chains, batch.columns, dtypes, workflow.local, place
-        ).items():
-            features[name] += values.to_pylist()
-    return features
 
 
 @pytest.mark.parametrize("coded", [True, False])

@@ -24,12 +24,12 @@ from etl.raw.files import RawFiles
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_workflow
 from spark.choose_workers import SparkWorkers
-from spark.workers import LocalWorkers
 from storage.dataset import read_dataset, read_spec, split_files
 from storage.manifest import Manifest, read_manifest, replace_manifest
 from storage.paths import LakePaths
 from storage.publish import rows_of
 from tests.etl import cases, oracle, raw_oracle
+from tests.etl.tasks_here import TasksHere
 
 FIRST, SECOND = "2026-01-03", "2026-01-04"
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
@@ -218,7 +218,7 @@ def test_features_may_have_to_be_joined_with_the_present_tables(tmp_path: Path) 
 def test_a_day_is_encoded_if_the_workflows_of_champion_and_treatment_have_encoded_it(tmp_path: Path) -> None:
     """Rows of other days are joined with the current tables of users and items."""
     plan, lake = plan_of(cases.write_config(tmp_path)), LakePaths(str(tmp_path / "lake"))
-    raw, workers = RawFiles(FIRST, ("part.tsv",), 1, "digest of the log"), LocalWorkers(1, pytest.fail)
+    raw, workers = RawFiles(FIRST, ("part.tsv",), 1, "digest of the log"), TasksHere(1, pytest.fail)
     pairs = [("champion", None), ("champion", "treatment"), ("treatment", "champion")]
     encoded = []
     for version in (None, "champion", "treatment"):
@@ -241,7 +241,7 @@ def test_a_day_is_encoded_if_the_workflows_of_champion_and_treatment_have_encode
 
 def test_a_retraining_counts_the_rows_of_a_log_without_days_once(tmp_path: Path) -> None:
     """Rows are appended to one file. Each run reads the whole file, so a workflow is fitted again."""
-    workers = LocalWorkers(1, pytest.fail)
+    workers = TasksHere(1, pytest.fail)
     log = {**cases.LOG["log"], "path": "{data}/log.tsv"}
     changes = {"log": log, "split": {"by": "fraction"}, "workflow": {"mode": "retrain"}}
     config = cases.write_config(tmp_path, changes)

@@ -21,11 +21,12 @@ from conf.types import Config, Quality
 from etl.build import BuildResult
 from etl.raw.row_rules import Misdated
 from reporting.html.page import build as build_page
-from spark.workers import LocalWorkers, Workers
+from spark.workers import Workers
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest, replace_manifest
 from storage.paths import LakePaths
 from tests.etl import cases
+from tests.etl.tasks_here import TasksHere
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
 RUN_DATE = DAYS[-1]
@@ -113,7 +114,7 @@ def no_session() -> SparkSession:
 
 @pytest.fixture
 def local() -> Workers:
-    return LocalWorkers(2, no_session)
+    return TasksHere(2, no_session)
 
 
 NOTHING = rows_of(DAYS[0]).head(0)

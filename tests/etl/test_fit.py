@@ -76,20 +76,20 @@ def _exact(values: list[float]) -> tuple[float, float]:
     return float(mean), math.sqrt(sum(((v - mean) ** 2 for v in rounded), Fraction(0)) / len(rounded))
 
 
-@FEW
-@given(
-    values=st.lists(
-        st.floats(-1e9, 1e9)
-        | st.floats(-2, 2)
-        | st.floats(-5e20, 5e20)
-        | st.floats(1.7e12, 1.8e12)
-        | st.integers(-(2**63), 2**63 - 1).map(float)
-        | st.sampled_from([2.0**38, -(2.0**38), 2.0**38 - 2.0**-15, math.nextafter(2.0**69, 0), -(2.0**68)]),
-        min_size=30,
-        max_size=200,
-    ),
-    partitions=st.integers(1, 6),
+NUMBERS = st.lists(
+    st.floats(-1e9, 1e9)
+    | st.floats(-2, 2)
+    | st.floats(-5e20, 5e20)
+    | st.floats(1.7e12, 1.8e12)
+    | st.integers(-(2**63), 2**63 - 1).map(float)
+    | st.sampled_from([2.0**38, -(2.0**38), 2.0**38 - 2.0**-15, math.nextafter(2.0**69, 0), -(2.0**68)]),
+    min_size=30,
+    max_size=200,
 )
+
+
+@FEW
+@given(values=NUMBERS, partitions=st.integers(1, 6))
 def test_moments_are_exact_in_any_order(spark: SparkSession, values: list[float], partitions: int) -> None:
     rows = spark.createDataFrame([(v, None if v < 0 else v) for v in values], "a double, b double")
     moments = measure_moments(
@@ -100,7 +100,12 @@ def test_moments_are_exact_in_any_order(spark: SparkSession, values: list[float]
     assert moments["b"].rows == len(present)
     assert (moments["b"].mean, moments["b"].std) == (_exact(present) if present else (0.0, 0.0))
     assert moments["none"].rows == 0
-    # The arrow engine's sums, of values with their counts, in two parts.
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@given(values=NUMBERS)
+def test_sums_of_values_with_their_counts_are_exact(values: list[float]) -> None:
+    """As the engine `arrow` adds them, in two parts."""
     counts = np.arange(1, len(values) + 1)
     half = len(values) // 2
     parts = [(values[:half], counts[:half]), (values[half:], counts[half:])]

@@ -160,7 +160,7 @@ def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows
     return rows, reasons
 
 
-@pytest.mark.parametrize("examples", [110, pytest.param(300, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("examples", [45, pytest.param(300, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("form", ["tsv", "csv"])
 def test_files_are_read_as_the_oracle_reads_them(tmp_path: Path, form: str, examples: int) -> None:
     config = _config(tmp_path, form)

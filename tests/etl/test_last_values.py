@@ -40,6 +40,7 @@ from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl import cases
+from tests.etl.tasks_here import TasksHere
 
 pytestmark = pytest.mark.processes
 
@@ -102,7 +103,7 @@ def refuse_spark() -> SparkSession:
 
 @pytest.fixture(scope="module")
 def workers() -> LocalWorkers:
-    return LocalWorkers(2, refuse_spark)
+    return TasksHere(2, refuse_spark)
 
 
 def make_log(seed: int = 0, rows: int = 40) -> pd.DataFrame:

@@ -44,6 +44,16 @@ def _hashes(spark: SparkSession, rows: int) -> dict[tuple[int, int], int]:
     return {(row[0], row[1]): row[2] for row in hashed.collect()}
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_negatives_of_a_log_are_the_oracles(spark: SparkSession, cut: bool) -> None:
+    draw = random.Random(2)
+    rows = [(draw.choice("uvwxyz"), draw.choice("abcdefghijklm"), draw.choice([0.0, 1.0])) for _ in range(60)]
+    log = _log([(*row, draw.choice(SPLITS)) for row in rows])
+    log = log if cut else log.drop(columns="split")
+    expected = oracle.add_negatives(log, PER_POSITIVE, _hashes(spark, len(log)))
+    pd.testing.assert_frame_equal(_drawn(spark, log), expected, check_dtype=False)
+
+
 @FEW
 @given(rows=st.lists(LOG_ROW, min_size=20, max_size=80), cut=st.booleans())
 def test_negatives_are_the_oracles(spark: SparkSession, rows: list[tuple], cut: bool) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError, NightrankError
-from conf.raw_types import RawTable
+from conf.raw_types import EventTime, RawTable
 from etl.raw import file_columns
-from etl.raw.files import require_raw
 from etl.readers.parquet import ParquetReader
 from etl.workflow.raw_values import raw_values
-from tests.etl import cases
-from tests.etl.log_rows import read_log
-from tests.etl.readers.blocks import opened, read_all
-from tests.etl.readers.spark_parquet import read_footers, read_parquet_rows
+from tests.etl.readers.blocks import ReadRows, opened, read_all
+from tests.etl.readers.spark_parquet import read_footers
 
 DAY = "2026-01-01"
 TWO_53 = 2.0**53
@@ -47,8 +45,13 @@ def written(path: Path, columns: Mapping[str, Any], **options: Any) -> str:
     return str(path)
 
 
-def collected(rows: DataFrame, table: RawTable) -> list[Row]:
-    return rows.orderBy("row_id").select("row_id", "_line_number", "_reason", *table.names).collect()
+def rows_of(table: RawTable, paths: Sequence[str]) -> ReadRows:
+    """The rows of the files, which are the same whatever the size of file splits."""
+    reader = opened(ParquetReader, table, paths)
+    whole = read_all(reader, table.names)
+    for split_bytes in (1, 200):  # a split for each row group; large groups in several blocks
+        assert repr(replace(read_all(reader, table.names, split_bytes), blocks=whole.blocks)) == repr(whole)
+    return whole
 
 
 REFUSED: dict[str, tuple[pa.Array, str, type[NightrankError], str]] = {
@@ -149,7 +152,7 @@ ROWS: dict[str, list[Any]] = {
 }
 
 
-def _with_pandas(path: Path, _: SparkSession) -> None:
+def _with_pandas(path: Path, _: SparkSession | None) -> None:
     frame = pd.DataFrame(
         {**ROWS, "n": pd.array(ROWS["n"], "Int64"), "flag": pd.array(ROWS["flag"], "boolean")}
     )
@@ -157,12 +160,12 @@ def _with_pandas(path: Path, _: SparkSession) -> None:
     frame.assign(unlisted=pd.Timestamp("2026-01-01")).to_parquet(path)
 
 
-def _with_polars(path: Path, _: SparkSession) -> None:
+def _with_polars(path: Path, _: SparkSession | None) -> None:
     frame = pl.DataFrame(ROWS, strict=False).with_columns(pl.col("text").cast(pl.Categorical))
     frame.with_columns(unlisted=pl.time(1, 2)).write_parquet(path)
 
 
-def _with_duckdb(path: Path, _: SparkSession) -> None:
+def _with_duckdb(path: Path, _: SparkSession | None) -> None:
     rows = pa.table(ROWS)
     connection = duckdb.connect()
     connection.register("rows_of_arrow", rows)
@@ -179,18 +182,26 @@ def _with_spark(path: Path, spark: SparkSession) -> None:
 WRITERS = {"pandas": _with_pandas, "polars": _with_polars, "duckdb": _with_duckdb, "spark": _with_spark}
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_files_of_every_writer_have_the_same_values(spark: SparkSession, tmp_path: Path, writer: str) -> None:
-    WRITERS[writer](tmp_path / "a.parquet", spark)
+@pytest.mark.parametrize("writer", [name for name in WRITERS if name != "spark"])
+def test_files_of_every_writer_have_the_same_values(tmp_path: Path, writer: str) -> None:
+    WRITERS[writer](tmp_path / "a.parquet", None)
+    _require_the_rows(tmp_path / "a.parquet")
+
+
+def test_files_of_spark_have_the_same_values(spark: SparkSession, tmp_path: Path) -> None:
+    _with_spark(tmp_path / "a.parquet", spark)
+    _require_the_rows(tmp_path / "a.parquet")
+
+
+def _require_the_rows(path: Path) -> None:
     same = {
         "whole_int": {"type": "int", "source": "whole"},
         "flag_float": {"type": "float", "source": "flag"},
     }
     table = table_of(whole="string", n="int", x="float", text="string", flag="int", **same)
-    rows = collected(read_parquet_rows(spark, table, [str(tmp_path / "a.parquet")]), table)
-    assert [row["_reason"] for row in rows] == [None] * 6
-    got = {name: [row[name] for row in rows] for name in table.names}
-    assert got == {
+    rows = rows_of(table, [str(path)])
+    assert rows.reasons == [None] * 6
+    assert rows.columns == {
         "whole": ["11", "1000001", None, None, "0", "9007199254740991"],
         "whole_int": [11, 1_000_001, None, None, 0, 2**53 - 1],
         "n": ROWS["n"],
@@ -201,13 +212,13 @@ def test_files_of_every_writer_have_the_same_values(spark: SparkSession, tmp_pat
     }
     # The same rule for a table in memory (nightrank).
     types = {column.name: column.type for column in table.columns}
-    in_memory = pq.read_table(tmp_path / "a.parquet").select(list(ROWS))
+    in_memory = pq.read_table(path).select(list(ROWS))
     for name, source in (("whole_int", "whole"), ("flag_float", "flag")):
         in_memory = in_memory.append_column(name, in_memory.column(source))
-    assert {name: array.to_pylist() for name, array in raw_values(in_memory, types).items()} == got
+    assert {name: array.to_pylist() for name, array in raw_values(in_memory, types).items()} == rows.columns
 
 
-def test_files_of_a_day_may_store_a_column_differently(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_of_a_day_may_store_a_column_differently(tmp_path: Path) -> None:
     table = table_of(k="string", n="int", o={"type": "float", "optional": True})
     parts: list[tuple[Any, Any]] = [
         (pa.array([11, 12]), pa.array([1.0, 1.5])),
@@ -225,21 +236,21 @@ def test_files_of_a_day_may_store_a_column_differently(spark: SparkSession, tmp_
         more = {"o": pa.array([0.5, 0.25])} if number == 0 else {}
         paths.append(written(tmp_path / f"{number}.parquet", {"n": numbers, "k": keys, **more}))
     (tmp_path / "2a.parquet").write_bytes(b"")
-    rows = collected(
-        read_parquet_rows(spark, table, [*paths[:3], f"{tmp_path}/2a.parquet", *paths[3:]]), table
-    )
-    assert [row["row_id"] for row in rows] == list(range(16))
-    assert [row["_line_number"] for row in rows] == [1, 2] * 8
-    assert [row["k"] for row in rows] == [
+    rows = rows_of(table, [*paths[:3], f"{tmp_path}/2a.parquet", *paths[3:]])
+    assert [place for _, place in rows.places] == [1, 2] * 8
+    assert rows.columns["k"] == [
         *["11", "12", "11", None, "11", "x", "11", None, None, None, "11", "é", "11", "11", "11", "16777215"]
     ]
     bad = "integer:n"
-    assert [(row["n"], row["_reason"]) for row in rows] == [
+    # The number of a row that is rejected is not read.
+    assert [
+        (None if reason else n, reason) for n, reason in zip(rows.columns["n"], rows.reasons, strict=True)
+    ] == [
         *[(1, None), (None, bad), (2, None), (None, bad), (3, None), (None, bad), (1, None), (None, None)],
         *[(None, None)] * 2,
         *[(4, None), (5, None), (6, None), (None, bad), (None, bad), (None, bad)],
     ]
-    assert [row["o"] for row in rows] == [0.5, 0.25, *[None] * 14]
+    assert rows.columns["o"] == [0.5, 0.25, *[None] * 14]
 
 
 @pytest.mark.parametrize(
@@ -250,15 +261,20 @@ def test_files_of_a_day_may_store_a_column_differently(spark: SparkSession, tmp_
         (pa.array([1, 2**24], pa.float32()), "16777216.0", 2),
         (pa.array([math.inf]), "inf", 1),
         (pa.array([decimal.Decimal("1.00"), decimal.Decimal("1.25")]), "1.25", 2),
-        (pa.array([b"a", b"\xff"]), "b'\\xff'", 2),
+        (pa.array([b"a", b"\xff", b"\xfe"]), "b'\\xff'", 2),
+        (pa.array([*[1.0] * 9, 1.5]), "1.5", 10),
     ],
 )
+@pytest.mark.parametrize("wanted", [["k"], []])
 def test_a_number_without_a_certain_text_stops_the_job(
-    spark: SparkSession, tmp_path: Path, values: pa.Array, shown: str, row: int
+    tmp_path: Path, values: pa.Array, shown: str, row: int, wanted: list[str]
 ) -> None:
-    paths = [written(tmp_path / "a.parquet", {"k": [1.0]}), written(tmp_path / "b.parquet", {"k": values})]
+    paths = [
+        written(tmp_path / "a.parquet", {"k": [1.0]}),
+        written(tmp_path / "b.parquet", {"k": values}, row_group_size=4),
+    ]
     with pytest.raises(DataError) as caught:
-        read_parquet_rows(spark, table_of(k="string"), paths)
+        read_all(opened(ParquetReader, table_of(k="string"), paths), wanted, 1)
     assert caught.value.problem.startswith(f"{paths[1]}, row {row}: the value {shown} of the column 'k' ")
     assert "as texts in UTF-8, or as integers" in caught.value.remedy
     if not pa.types.is_binary(values.type):
@@ -269,39 +285,25 @@ def test_a_number_without_a_certain_text_stops_the_job(
 INSTANTS = [1_767_225_600_123_456_789, -1, -999_999_999_999]  # ns
 
 
-@pytest.mark.parametrize("unit", ["s", "ns"])
-def test_timestamps_are_exact_with_any_unit(spark: SparkSession, tmp_path: Path, unit: str) -> None:
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_timestamps_are_exact_with_any_unit(tmp_path: Path, unit: Any) -> None:
     length = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-    log = {
-        "path": "{data}/*.parquet",
-        "format": "parquet",
-        "columns": [
-            {"name": "at", "type": "int"},
-            {"name": "label", "type": "int"},
-            {"name": "k", "type": "int"},
-        ],
-        "label": {"column": "label"},
-        "event_time": {"column": "at", "unit": unit},
-    }
-    features = [{"columns": ["k"], "kind": "categorical", "ops": ["categorify"]}]
-    more = {"log": log, "keys": None, "features": features, "scopes": {}, "split": {"by": "fraction"}}
-    config = cases.write_config(tmp_path, more)
-    (tmp_path / "raw").mkdir()
     stored: list[tuple[str, str | None, dict[str, Any]]] = [
         *[("ms", None, {}), ("us", "UTC", {}), ("ns", "Europe/Berlin", {}), ("ns", None, {})],
         ("us", None, {"use_deprecated_int96_timestamps": True}),
     ]
-    expected = []
+    paths: list[str] = []
+    expected: list[tuple[int, int | None]] = []
     for number, (file_unit, zone, options) in enumerate(stored):
         kept = [value // length[file_unit] for value in INSTANTS]
-        times = pa.array(kept, pa.timestamp(file_unit, zone))
-        columns = {"at": times, "label": [1, 0, 1], "k": [1, 2, 3]}
-        written(tmp_path / f"raw/{number}.parquet", columns, **options)
+        columns = {"at": pa.array(kept, pa.timestamp(file_unit, zone))}
+        paths.append(written(tmp_path / f"{number}.parquet", columns, **options))
         expected += [
             (value * length[file_unit] // length[unit], value * length[file_unit] // 1000) for value in kept
         ]
     integers = [value // length[unit] for value in INSTANTS]
-    written(tmp_path / "raw/9.parquet", {"at": integers, "label": [1, 0, 1], "k": [1, 2, 3]})
-    expected += [(value, value * length[unit] // 1000) for value in integers]
-    rows = read_log(spark, config, require_raw(config, config.log, DAY)).orderBy("row_id")
-    assert [tuple(row) for row in rows.select("at", "event_time").collect()] == expected
+    paths.append(written(tmp_path / "9.parquet", {"at": integers}))
+    expected += [(value, None) for value in integers]  # not a timestamp
+    reader = opened(ParquetReader, table_of(at="int"), paths, EventTime(column="at", unit=unit))
+    rows = read_all(reader, ["at"])
+    assert [*zip(rows.columns["at"], rows.exact, strict=True)] == expected

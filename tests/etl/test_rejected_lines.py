@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.types import Config
-from spark.workers import LocalWorkers
 from tests.etl import cases
+from tests.etl.tasks_here import TasksHere
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 GOOD = {"click": "1", "ts": "1767225600", "user": "u1", "item": "i1", "n": "7"}
@@ -114,7 +114,7 @@ def test_the_remedy_fits_the_most_frequent_reason(
 ) -> None:
     config = write_log(tmp_path, form, log, values)
     with pytest.raises(DataError) as caught:
-        cases.run_build(LocalWorkers(1, no_session), config, DAYS[-1])
+        cases.run_build(TasksHere(1, no_session), config, DAYS[-1])
     line = 4 if form == "csv" else 3
     place = f"{tmp_path}/raw/dt={DAYS[1]}/a.txt: line {line}"
     assert place in caught.value.problem
@@ -126,21 +126,21 @@ def test_the_remedy_fits_the_most_frequent_reason(
 def test_a_decimal_comma_names_its_setting(tmp_path: Path) -> None:
     config = write_log(tmp_path, "tsv", {}, {"n": "1,5"})
     with pytest.raises(DataError, match="n has the value '1,5'") as caught:
-        cases.run_build(LocalWorkers(1, no_session), config, DAYS[-1])
+        cases.run_build(TasksHere(1, no_session), config, DAYS[-1])
     assert 'set `decimal_separator: ","` in the section log' in caught.value.remedy
 
 
 def test_different_values_of_the_reason_are_shown_and_a_wrong_separator_is_named(tmp_path: Path) -> None:
     config = write_log(tmp_path, "tsv", {"separator": "|"}, {})
     with pytest.raises(DataError) as caught:
-        cases.run_build(LocalWorkers(1, no_session), config, DAYS[-1])
+        cases.run_build(TasksHere(1, no_session), config, DAYS[-1])
     assert 'set `separator: "\\t"` in the section log' in caught.value.remedy
     folder = tmp_path / "more"
     config = write_log(folder, "csv", {}, {"click": "view"})
     raw = folder / f"raw/dt={DAYS[1]}/a.txt"
     raw.write_text(raw.read_text() + "cart,1,u,i,1\nview,1,u,i,1\n1,x,u,i,1\n")
     with pytest.raises(DataError, match="values of these rows: 'view', 'cart'"):
-        cases.run_build(LocalWorkers(1, no_session), config, DAYS[-1])
+        cases.run_build(TasksHere(1, no_session), config, DAYS[-1])
 
 
 USERS = {"path": "{data}/users/*", "format": "csv", "columns": [{"name": "user", "type": "string"}]}
@@ -182,7 +182,7 @@ def test_tables_are_checked_before_the_log_is_parsed(
                 gzip.compress(data.encode()) if name.endswith(".gz") else data.encode()
             )
     with pytest.raises(DataError) as caught:
-        cases.run_build(LocalWorkers(1, no_session), config, DAYS[-1])
+        cases.run_build(TasksHere(1, no_session), config, DAYS[-1])
     assert f"{name}" in caught.value.problem
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
@@ -213,7 +213,7 @@ def test_parquet_tables_are_checked_before_the_log_is_parsed(
     pd.DataFrame({"user": ["u0", "u3"], "age": [20, None]}).to_parquet(tmp_path / "raw/users/a.parquet")
     pd.DataFrame(rows).to_parquet(tmp_path / "raw/users/b.parquet")
     with pytest.raises(DataError, match=rf"users/b\.parquet:? .*{problem}|b\.parquet {problem}"):
-        cases.run_build(LocalWorkers(1, no_session), config, DAYS[-1])
+        cases.run_build(TasksHere(1, no_session), config, DAYS[-1])
 
 
 def test_many_long_rows_after_the_head_are_left_to_the_reader(tmp_path: Path) -> None:
@@ -225,4 +225,4 @@ def test_many_long_rows_after_the_head_are_left_to_the_reader(tmp_path: Path) ->
     (tmp_path / "raw/users/a.csv").write_text(f"user,age\n{rows}u,x\n")
     (tmp_path / "raw/users/empty.csv").write_text("user,age\n")
     with pytest.raises(DataError, match=r"a\.csv: 1 row does not parse; the first is line 152: age has the"):
-        cases.run_build(LocalWorkers(1, no_session), config, DAYS[-1])
+        cases.run_build(TasksHere(1, no_session), config, DAYS[-1])

@@ -46,12 +46,12 @@ from etl.text.parse_block import file_layout, plain
 from etl.text.scan_pass import columns_to_parse
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.raw_values import column_types, raw_values
-from spark.workers import LocalWorkers
 from storage.feature_spec import FLOAT32_MAX
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.log_rows import read_log, rows_of_log
+from tests.etl.tasks_here import TasksHere
 from tests.etl.text_blocks import parse_text
 
 MANY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -1062,7 +1062,7 @@ def test_a_log_of_another_time_zone_is_refused_and_the_error_names_the_zone(tmp_
         path = tmp_path / f"raw/dt={day}/a.csv"
         path.write_text(re.sub(r"(:[0-9.]+),", r"\1Z,", path.read_text()))
     with pytest.raises(DataError, match="event_time outside of this day in Pacific/Auckland") as caught:
-        cases.run_build(LocalWorkers(1, no_session), config, DAYS[-1])
+        cases.run_build(TasksHere(1, no_session), config, DAYS[-1])
     assert "correct log.time_zone, which is Pacific/Auckland" in caught.value.remedy
 
 
@@ -1101,7 +1101,7 @@ def test_errors_say_what_is_wrong_with_a_value(
         lines = [",".join(names), ",".join(row.values())]
         (tmp_path / f"raw/dt={day}/a.csv").write_text("".join(f"{line}\n" for line in lines))
     with pytest.raises(DataError) as caught:
-        cases.run_build(LocalWorkers(1, no_session), typed_log(tmp_path), DAYS[-1])
+        cases.run_build(TasksHere(1, no_session), typed_log(tmp_path), DAYS[-1])
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
 

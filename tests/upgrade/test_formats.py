@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,9 +34,24 @@ from training.registry.champion_history import read_overrides
 from training.registry.versions import challenger_of, champion_as_of, model_path
 
 
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the old lake, which no test changes."""
+    folder = tmp_path_factory.mktemp("old")
+    unpack(folder)
+    return folder
+
+
 @pytest.fixture
-def lake(tmp_path: Path) -> LakePaths:
-    return unpack(tmp_path)
+def lake(tmp_path: Path, unpacked: Path) -> LakePaths:
+    """The old lake, in a folder of this test. Files are links: replace a file instead of writing into it."""
+    shutil.copytree(unpacked / "lake", tmp_path / "lake", copy_function=os.link)
+    return LakePaths(str(tmp_path / "lake"))
+
+
+def _replace(file: Path, content: object) -> None:
+    file.unlink()
+    file.write_text(json.dumps(content))
 
 
 def test_every_format_of_that_release_has_a_file_in_the_old_lake() -> None:
@@ -66,7 +83,7 @@ def test_a_version_this_release_does_not_know_is_refused(lake: LakePaths, name: 
     kind = KINDS[name]
     whole, part = kind.values(lake)
     part[format_versions.KEY] = version
-    kind.file(lake).write_text(json.dumps(whole))
+    _replace(kind.file(lake), whole)
     if version == 99:
         current = next(kind.version for kind in format_versions.ALL if kind.name == name)
         stated = rf"a {name} of format version 99; this release reads up to version {current}"
@@ -82,7 +99,7 @@ def test_a_version_this_release_does_not_know_is_refused(lake: LakePaths, name: 
 @pytest.mark.parametrize("name", sorted({*KINDS} - {"checkpoint index", "run record", "data manifest"}))
 def test_a_file_that_holds_no_object_is_refused(lake: LakePaths, name: str) -> None:
     kind = KINDS[name]
-    kind.file(lake).write_text("[1]")
+    _replace(kind.file(lake), [1])
     with pytest.raises(DataError, match=rf"not a valid {name}: it contains a JSON list"):
         kind.read(lake)
 
@@ -91,7 +108,7 @@ def test_a_newer_checkpoint_is_refused_and_kept(lake: LakePaths) -> None:
     """A damaged checkpoint is deleted; one that only a newer release can read must not be."""
     kind = KINDS["checkpoint index"]
     whole, _ = kind.values(lake)
-    kind.file(lake).write_text(json.dumps({**whole, format_versions.KEY: 99}))
+    _replace(kind.file(lake), {**whole, format_versions.KEY: 99})
     before = sorted(kind.file(lake).parent.iterdir())
     with pytest.raises(DataError, match="format version 99"):
         restore_checkpoint(lake)

@@ -21,6 +21,7 @@ from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
 from storage.publish import publish_facts, publish_rows
 from tests.etl import cases
+from tests.etl.tasks_here import TasksHere
 from tests.etl.text.test_two_passes import GROUPS
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
@@ -36,7 +37,7 @@ def _no_session() -> SparkSession:
 
 def workers(folder: Path) -> LocalWorkers:
     """Workers without a JVM, with their scratch files outside of the lake."""
-    return LocalWorkers(1, _no_session, str(folder / "scratch"))
+    return TasksHere(1, _no_session, str(folder / "scratch"))
 
 
 def write_log(folder: Path) -> None:

@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 from conf.types import Config
 from etl.build import BuildResult
 from etl.ops.tables import VOCABULARY, workflow_table
-from spark.workers import LocalWorkers
 from storage import publish
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
+from tests.etl.tasks_here import TasksHere
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
 FIRST, SECOND = DAYS[3], DAYS[4]
@@ -167,11 +167,11 @@ def test_a_back_fill_shares_one_fit_and_writes_each_day_once(
         cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 80, seed))
     unpack, unpacked = publish._unpacked, []
     monkeypatch.setattr(publish, "_unpacked", lambda footer: unpacked.append(footer) or unpack(footer))
-    version = cases.run_build(LocalWorkers(2, no_session), config, days[3]).workflow.version
+    version = cases.run_build(TasksHere(2, no_session), config, days[3]).workflow.version
     for day in days[4:]:
         before = lakes.manifests(config.lake)
         unpacked.clear()
-        built = cases.run_build(LocalWorkers(2, no_session), config, day, version)
+        built = cases.run_build(TasksHere(2, no_session), config, day, version)
         assert (built.dataset.mode, built.workflow.version) == ("apply", version)
         tables = ("quarantine", "value_counts", "profiles/hard", f"features/{version}")
         changed = lakes.changed(before, lakes.manifests(config.lake))

@@ -8,12 +8,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from scoring.delivery.published_lists import PublishedLists
 from scoring.delivery.sinks import csv as sink_csv
 from scoring.delivery.sinks import json_lines
+from spark.rows import Rows
 from storage import file_io
 from storage.manifest import FileEntry, Manifest, data_files, read_manifest
 from storage.paths import Partition
@@ -22,16 +24,27 @@ from tests.etl.lakes.conftest import ObjectStore
 RUN_DATE = "2026-01-03"
 
 
-@pytest.fixture
-def plain_committer(spark: SparkSession) -> Iterator[None]:
-    """Sets Hadoop's committer. That of S3A does not recognise the file system of another class loader.
+@pytest.fixture(params=["table", pytest.param("frame", marks=pytest.mark.spark)])
+def lists(request: pytest.FixtureRequest) -> Iterator[PublishedLists]:
+    """Lists as an Arrow table, or as a frame of Spark.
 
-    The JVM of the tests has the jars of s3a in two class loaders. On a class path there is one.
+    For a frame, the fixture sets Hadoop's committer. That of S3A does not recognise the file system of another
+    class loader. The JVM of the tests has the jars of s3a in two class loaders. On a class path there is one.
     """
+    if request.param == "table":
+        types = [("user_id", pa.string()), ("position", pa.int32()), ("item_id", pa.string())]
+        schema = pa.schema([*types, ("score", pa.float32()), ("reason", pa.string())])
+        yield lists_of(pa.table([*map(list, zip(*ROWS, strict=True))], schema=schema))
+        return
+    spark: SparkSession = request.getfixturevalue("spark")
     context: Any = spark.sparkContext._jsc
     conf, key = context.sc().hadoopConfiguration(), "mapreduce.outputcommitter.factory.class"
     conf.set(key, "org.apache.hadoop.mapreduce.lib.output.FileOutputCommitterFactory")
-    yield
+    yield lists_of(
+        spark.createDataFrame(
+            ROWS, "user_id string, position int, item_id string, score float, reason string"
+        )
+    )
     conf.unset(key)
 
 
@@ -42,28 +55,29 @@ ROWS = [
 ]
 
 
-def lists_of(spark: SparkSession) -> PublishedLists:
+def lists_of(rows: Rows) -> PublishedLists:
     """Published lists with the entries ROWS; three more users have none."""
     users = {row[0] for row in ROWS}
-    frame = spark.createDataFrame(
-        ROWS, "user_id string, position int, item_id string, score float, reason string"
-    )
     entry = FileEntry("a", len(ROWS), 1, (len(ROWS),))
     facts = {"users": len(users) + 3, "users_without": 3, "k": 3}
     return PublishedLists(
-        frame, Manifest("recommendations", RUN_DATE, (entry,), (), {"model": "m"}, facts=facts)
+        rows, Manifest("recommendations", RUN_DATE, (entry,), (), {"model": "m"}, facts=facts)
     )
 
 
-def test_lines_on_an_object_store_equal_the_lists(
-    spark: SparkSession, object_store: ObjectStore, plain_committer: None
-) -> None:
+def test_lines_on_an_object_store_equal_the_lists(lists: PublishedLists, object_store: ObjectStore) -> None:
     sink = json_lines.Settings.model_validate(
-        {"kind": "json_lines", "name": "out", "path": f"{object_store.root}/lists", "users_per_file": 6}
+        {
+            "kind": "json_lines",
+            "name": "out",
+            "path": f"{object_store.root}/{type(lists.rows).__name__}/lists",
+            "users_per_file": 6,
+        }
     )
-    lists = lists_of(spark)
     done = json_lines.deliver(sink, lists)
-    partition = Partition("out", RUN_DATE, f"{object_store.root}/lists/dt={RUN_DATE}")
+    partition = Partition(
+        "out", RUN_DATE, f"{object_store.root}/{type(lists.rows).__name__}/lists/dt={RUN_DATE}"
+    )
     assert done.target == partition.path
     published = read_manifest(partition)
     assert len(published.files) > 1
@@ -84,19 +98,20 @@ def test_lines_on_an_object_store_equal_the_lists(
     assert read_manifest(partition) == published
 
 
-def test_csv_on_an_object_store_equals_the_lists(spark: SparkSession, object_store: ObjectStore) -> None:
+def test_csv_on_an_object_store_equals_the_lists(lists: PublishedLists, object_store: ObjectStore) -> None:
     sink = sink_csv.Settings.model_validate(
         {
             "kind": "csv",
             "name": "table",
-            "path": f"{object_store.root}/table",
+            "path": f"{object_store.root}/{type(lists.rows).__name__}/table",
             "users_per_file": 6,
             "compression": "gzip",
         }
     )
-    lists = lists_of(spark)
     sink_csv.deliver(sink, lists)
-    partition = Partition("table", RUN_DATE, f"{object_store.root}/table/dt={RUN_DATE}")
+    partition = Partition(
+        "table", RUN_DATE, f"{object_store.root}/{type(lists.rows).__name__}/table/dt={RUN_DATE}"
+    )
     published = read_manifest(partition)
     assert len(published.files) > 1
     entries = []

@@ -1,4 +1,4 @@
-"""Raw log and lake on s3a://, on an S3 server: build_features by both engines, reruns, and killed writers."""
+"""Raw log and lake on s3a://, on an S3 server: build_features by every road, reruns, and killed writers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
-from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
@@ -20,6 +19,7 @@ from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.workflow.feature_plan import plan_of
 from jobs.erase_user import run as erase_user
 from spark.choose_workers import SparkWorkers
+from spark.workers import Workers
 from storage import file_io, other_tools
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
@@ -30,6 +30,8 @@ from storage.run_context import RunContext
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
+from tests.etl.prepare.small_shop import no_session
+from tests.etl.tasks_here import TasksHere
 
 RUN_DATE = "2026-01-03"
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
@@ -37,8 +39,9 @@ DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 
 @dataclass(frozen=True)
 class Run:
-    """One run on the object store by one engine, and the results of the oracle."""
+    """One run on the object store by one road, and the results of the oracle."""
 
+    workers: Workers
     config: Config
     built: BuildResult
     good: dict[str, pd.DataFrame]
@@ -46,21 +49,26 @@ class Run:
     fitted: oracle.Fitted
 
 
-@pytest.fixture(scope="module", params=["arrow", "sql"])
-def run(
-    spark: SparkSession, object_store: ObjectStore, tmp_path_factory: pytest.TempPathFactory, request: Any
-) -> Run:
+@pytest.fixture(
+    scope="module",
+    params=["without a jvm", *(pytest.param(engine, marks=pytest.mark.spark) for engine in ("arrow", "sql"))],
+)
+def run(object_store: ObjectStore, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Run:
+    """Tasks of this process, or workers of Spark with an engine."""
     folder = tmp_path_factory.mktemp("run")
-    root = f"{object_store.root}/{request.param}"
-    roots = {"lake": f"{root}/lake", "data": f"{root}/raw", "workflow": {"engine": request.param}}
+    here = request.param == "without a jvm"
+    workers = TasksHere(2, no_session) if here else SparkWorkers(request.getfixturevalue("spark"))
+    root = f"{object_store.root}/{request.param.replace(' ', '_')}"
+    engine = {"engine": "arrow" if here else request.param}
+    roots = {"lake": f"{root}/lake", "data": f"{root}/raw", "workflow": engine}
     config = cases.write_config(folder, lakes.SMALL, roots)
     good, bad = {}, {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 100, seed))
         good[day], bad[day] = raw_oracle.parse_log(config, paths)
     lakes.upload(folder / "raw", f"{root}/raw")
-    built = cases.run_build(SparkWorkers(spark), config, RUN_DATE)
-    return Run(config, built, good, bad, oracle.fit(config, good[DAYS[0]]))
+    built = cases.run_build(workers, config, RUN_DATE)
+    return Run(workers, config, built, good, bad, oracle.fit(config, good[DAYS[0]]))
 
 
 def test_features_equal_the_oracle(run: Run) -> None:
@@ -79,15 +87,15 @@ def test_quarantine_names_the_objects(run: Run) -> None:
     }
 
 
-def test_a_rerun_leaves_every_object_alone(spark: SparkSession, run: Run) -> None:
+def test_a_rerun_leaves_every_object_alone(run: Run) -> None:
     before = lakes.objects(run.config.lake)
     assert f"{DAYS[0]}/_MANIFEST.json" in "".join(before)
-    again = cases.run_build(SparkWorkers(spark), run.config, RUN_DATE)
+    again = cases.run_build(run.workers, run.config, RUN_DATE)
     assert again.workflow.version == run.built.workflow.version
     assert lakes.objects(run.config.lake) == before
 
 
-def test_an_object_that_is_replaced_is_read_again(spark: SparkSession, run: Run) -> None:
+def test_an_object_that_is_replaced_is_read_again(run: Run) -> None:
     """A validation day is not part of a fit, so only its tables and those of the run date may change."""
     day, lake = DAYS[1], LakePaths(run.config.lake)
     lines = cases.make_lines(day, 40, 99)
@@ -96,7 +104,7 @@ def test_an_object_that_is_replaced_is_read_again(spark: SparkSession, run: Run)
     size = file_io.filesystem(name)[0].get_file_info(file_io.filesystem(name)[1]).size
     file_io.replace_text(name, "\n".join(line for line in lines if line) + "\n")
     assert file_io.filesystem(name)[0].get_file_info(file_io.filesystem(name)[1]).size != size
-    cases.run_build(SparkWorkers(spark), run.config, RUN_DATE)
+    cases.run_build(run.workers, run.config, RUN_DATE)
     changed = lakes.changed(before, lakes.manifests(run.config.lake))
     assert {name.rsplit("/dt=", 1)[1] for name in changed} == {day, RUN_DATE}
     assert not [name for name in changed if name.endswith(RUN_DATE) and name.startswith(("features", "quar"))]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pyspark.sql import DataFrame
-
 from conf.types import Config
 from etl.raw.splits import DAY
 from etl.workflow.fitted_workflow import FittedWorkflow
@@ -23,23 +21,26 @@ GROUPS = [example.group() for examples in EXAMPLES.values() for example in examp
 
 @dataclass(frozen=True)
 class Case:
-    """A workflow with examples in it, fitted on the training days, and all rows it is applied to."""
+    """A workflow with examples in it, fitted on blocks of the training days, and all rows it is applied to."""
 
     groups: Sequence[Mapping[str, Any]]
     config: Config
     workflow: FittedWorkflow
     rows: list[Row]
-    frame: DataFrame
 
     @property
     def by_row_id(self) -> list[Row]:
         return sorted(self.rows, key=lambda row: row["row_id"])
 
+    @property
+    def train(self) -> list[Row]:
+        return [row for row in self.by_row_id if row[DAY] in DAYS]
+
     @cached_property
     def expected(self) -> dict[str, list[Any]]:
         days = frozenset(DAYS)
         every = table(self.by_row_id, days)
-        train = table([row for row in self.by_row_id if row[DAY] in days], days)
+        train = table(self.train, days)
         return {
             name: values for group in self.groups for name, values in oracle.run(group, train, every).items()
         }

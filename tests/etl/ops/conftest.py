@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.raw.splits import DAY
 from tests.etl.ops.case import GROUPS, Case
 from tests.etl.ops.examples import EXAMPLES
-from tests.etl.ops.rows import DAYS, TEST_DAY, by_day, fit_rows, make_config, make_rows, to_spark
+from tests.etl.ops.on_blocks import fit_blocks
+from tests.etl.ops.rows import DAYS, TEST_DAY, make_config, make_rows
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,20 +58,17 @@ def op(pytestconfig: pytest.Config) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def case(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, op: str | None) -> Case:
+def case(tmp_path_factory: pytest.TempPathFactory, op: str | None) -> Case:
     """Every example, or those of one operator."""
     groups = [example.group() for example in EXAMPLES[op]] if op else GROUPS
-    return _fitted(spark, tmp_path_factory.mktemp("case"), groups, seed=1, sizes=(90, 60, 40, 60))
+    return _fitted(tmp_path_factory.mktemp("case"), groups, seed=1, sizes=(90, 60, 40, 60))
 
 
 @pytest.fixture(scope="session", params=[1, 2], ids=lambda seed: f"seed{seed}")
 def any_case(
-    request: pytest.FixtureRequest,
-    spark: SparkSession,
-    tmp_path_factory: pytest.TempPathFactory,
-    op: str | None,
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, op: str | None
 ) -> Case:
-    """The same, and one of hardly a row, without the tables of statistics a key, which take longest."""
+    """The same, and one of hardly a row, without the tables of statistics a key."""
     if request.param == 1:
         return request.getfixturevalue("case")
     plain = [
@@ -82,17 +79,15 @@ def any_case(
     if not plain:
         pytest.skip(f"{op} is not in the case of hardly a row")
     groups = [example.group() for name in plain for example in EXAMPLES[name]]
-    return _fitted(spark, tmp_path_factory.mktemp("case"), groups, request.param, sizes=(7, 1, 3, 9))
+    return _fitted(tmp_path_factory.mktemp("case"), groups, request.param, sizes=(7, 1, 3, 9))
 
 
-def _fitted(
-    spark: SparkSession, folder: Path, groups: Sequence[Mapping[str, Any]], seed: int, sizes: Sequence[int]
-) -> Case:
+def _fitted(folder: Path, groups: Sequence[Mapping[str, Any]], seed: int, sizes: Sequence[int]) -> Case:
     config = make_config(folder, groups)
     days = zip((*DAYS, TEST_DAY), sizes, strict=True)
     rows = [row for day, size in days for row in make_rows(day, size, seed)]
     rows = [
         {**row, "row_id": place} for place, row in enumerate(rows)
     ]  # the positions in a frame of all rows
-    workflow = fit_rows(spark, config, by_day(spark, [row for row in rows if row[DAY] != TEST_DAY]))
-    return Case(groups, config, workflow, rows, to_spark(spark, rows).persist())
+    _, workflow = fit_blocks(config, [row for row in rows if row[DAY] != TEST_DAY], Path(config.lake))
+    return Case(groups, config, workflow, rows)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError
+from conf.types import Config
 from etl.ops.base import Engine
-from etl.ops.tables import RARE, VOCABULARY, workflow_table
+from etl.ops.tables import RARE, VOCABULARY
 from etl.workflow.fitted_workflow import FittedWorkflow, load_local
 from storage.paths import LakePaths
-from storage.publish import read_published
 from tests.etl.ops.case import assert_same
+from tests.etl.ops.on_blocks import features_of_blocks, fit_blocks, table_of
 from tests.etl.ops.rows import (
     DAYS,
     TEST_DAY,
@@ -70,30 +72,69 @@ NEW = [row for day in (DAYS[2], TEST_DAY) for row in make_rows(day, 50, seed=5)]
 Entries = Mapping[tuple[str, str], tuple[int | None, int]]
 
 
+class Road(ABC):
+    """A way to fit workflows on rows and to compute their features."""
+
+    @abstractmethod
+    def fit(
+        self, config: Config, rows: Sequence[Row], parent: FittedWorkflow | None = None
+    ) -> FittedWorkflow: ...
+
+    @abstractmethod
+    def features(self, workflow: FittedWorkflow, rows: Sequence[Row]) -> dict[str, list[Any]]: ...
+
+
+class Blocks(Road):
+    def fit(
+        self, config: Config, rows: Sequence[Row], parent: FittedWorkflow | None = None
+    ) -> FittedWorkflow:
+        return fit_blocks(config, rows, Path(config.lake), parent=parent)[1]
+
+    def features(self, workflow: FittedWorkflow, rows: Sequence[Row]) -> dict[str, list[Any]]:
+        return features_of_blocks(workflow, sorted(rows, key=lambda row: row["row_id"]))
+
+
+@dataclass(frozen=True)
+class Frames(Road):
+    spark: SparkSession
+
+    def fit(
+        self, config: Config, rows: Sequence[Row], parent: FittedWorkflow | None = None
+    ) -> FittedWorkflow:
+        return fit_rows(self.spark, config, by_day(self.spark, rows), parent)
+
+    def features(self, workflow: FittedWorkflow, rows: Sequence[Row]) -> dict[str, list[Any]]:
+        return features_of(replace(workflow, engine="sql"), to_spark(self.spark, rows))
+
+
+@pytest.fixture(scope="module", params=["blocks", pytest.param("frames", marks=pytest.mark.spark)])
+def road(request: pytest.FixtureRequest) -> Road:
+    return Blocks() if request.param == "blocks" else Frames(request.getfixturevalue("spark"))
+
+
 @pytest.fixture(scope="module")
 def fitted(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+    road: Road, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[LakePaths, FittedWorkflow, FittedWorkflow, FittedWorkflow]:
     """The lake, a workflow, its extension by two days, and one fitted on all of them."""
     config = make_config(tmp_path_factory.mktemp("extension"), GROUPS)
-    first = fit_rows(spark, config, by_day(spark, OLD))
-    extended = fit_rows(spark, config, by_day(spark, [*OLD, *NEW]), first)
-    return LakePaths(config.lake), first, extended, fit_rows(spark, config, by_day(spark, [*OLD, *NEW]))
+    first = road.fit(config, OLD)
+    extended = road.fit(config, [*OLD, *NEW], first)
+    return LakePaths(config.lake), first, extended, road.fit(config, [*OLD, *NEW])
 
 
-def _entries(spark: SparkSession, lake: LakePaths, workflow: FittedWorkflow) -> Entries:
+def _entries(lake: LakePaths, workflow: FittedWorkflow) -> Entries:
     """(vocabulary, value) → (id, count), rare values with an id of None."""
-    known = read_published(spark, workflow_table(lake, workflow.version, VOCABULARY)).collect()
-    rare = read_published(spark, workflow_table(lake, workflow.version, RARE)).collect()
+    known, rare = (table_of(lake, workflow.version, name).to_pylist() for name in (VOCABULARY, RARE))
     counted = {(row["column"], row["value"]): (row["id"], row["count"]) for row in known}
     assert not {(row["column"], row["value"]) for row in rare} & set(counted)
     return counted | {(row["column"], row["value"]): (None, row["count"]) for row in rare}
 
 
-def test_counts_are_those_of_a_full_refit_and_ids_stay(spark: SparkSession, fitted: tuple) -> None:
+def test_counts_are_those_of_a_full_refit_and_ids_stay(fitted: tuple) -> None:
     lake, first, extended, refitted = fitted
     assert len({first.version, extended.version, refitted.version}) == 3
-    before, after, anew = (_entries(spark, lake, version) for version in (first, extended, refitted))
+    before, after, anew = (_entries(lake, version) for version in (first, extended, refitted))
     assert {key: count for key, (_, count) in after.items()} == {
         key: count for key, (_, count) in anew.items()
     }
@@ -113,16 +154,16 @@ def test_counts_are_those_of_a_full_refit_and_ids_stay(spark: SparkSession, fitt
     assert sum(key[0] == "C2_few" and value_id is not None for key, (value_id, _) in after.items()) == 12
 
 
-def test_every_rare_value_waits_below_its_threshold(spark: SparkSession, fitted: tuple) -> None:
+def test_every_rare_value_waits_below_its_threshold(fitted: tuple) -> None:
     lake, _, extended, _ = fitted
     least = {"C1": 3, "C2": 3, "T": 2}
-    entries = {key: entry for key, entry in _entries(spark, lake, extended).items() if key[0] in least}
+    entries = {key: entry for key, entry in _entries(lake, extended).items() if key[0] in least}
     assert any(value_id is None for value_id, _ in entries.values())
     for (vocabulary, _), (value_id, count) in entries.items():
         assert (value_id is not None) == (count >= least[vocabulary])
 
 
-def test_fitted_numbers_stay_and_sizes_grow(spark: SparkSession, fitted: tuple) -> None:
+def test_fitted_numbers_stay_and_sizes_grow(road: Road, fitted: tuple) -> None:
     _, first, extended, refitted = fitted
     learned = {"fill_median", "normalize", "join_groupby", "target_encoding", "drop_low_cardinality"}
     mine, theirs, anew = (
@@ -135,7 +176,7 @@ def test_fitted_numbers_stay_and_sizes_grow(spark: SparkSession, fitted: tuple) 
     assert [feature.name for feature in extended.spec.features] == [
         feature.name for feature in first.spec.features
     ]
-    ids = features_of(replace(extended, engine="arrow"), to_spark(spark, [*OLD, *NEW]))
+    ids = road.features(extended, [*OLD, *NEW])
     for name, size in sizes.items():
         assert max(ids[name]) < size
     for name in ("C1", "C2", "the_C2_few"):  # the last id occurs: no row of the embedding table is in vain
@@ -145,19 +186,18 @@ def test_fitted_numbers_stay_and_sizes_grow(spark: SparkSession, fitted: tuple) 
     assert sizes["the_C2_few"] > grown["the_C2_few"] or grown["the_C2_few"] == 16
 
 
-def test_numbers_of_the_parent_encode_its_rows_as_before(spark: SparkSession, fitted: tuple) -> None:
+def test_numbers_of_the_parent_encode_its_rows_as_before(road: Road, fitted: tuple) -> None:
     _, first, extended, _ = fitted
     dense = [feature.name for feature in first.spec.dense]
     assert dense == ["I1", "X", "C1_I1_mean", "K_te", "I2_kept"]
-    frame = to_spark(spark, OLD)
-    before, after = features_of(first, frame), features_of(replace(extended, engine="sql"), frame)
+    before, after = road.features(first, OLD), road.features(extended, OLD)
     assert_same({name: after[name] for name in dense}, {name: before[name] for name in dense})
 
 
-def test_an_extension_by_counted_days_is_the_parent(spark: SparkSession, fitted: tuple) -> None:
+def test_an_extension_by_counted_days_is_the_parent(road: Road, fitted: tuple) -> None:
     lake, first, _, _ = fitted
     config = make_config(Path(lake.root).parent, GROUPS)
-    assert fit_rows(spark, config, by_day(spark, OLD), first) is first
+    assert road.fit(config, OLD, first) is first
 
 
 def _day(day: str, *values: str | None) -> list[Row]:
@@ -165,9 +205,7 @@ def _day(day: str, *values: str | None) -> list[Row]:
     return [{**template, "row_id": place, "C1": value} for place, value in enumerate(values)]
 
 
-def test_a_value_that_is_not_seen_reads_as_unknown_and_returns_to_its_id(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_value_that_is_not_seen_reads_as_unknown_and_returns_to_its_id(road: Road, tmp_path: Path) -> None:
     group = {"columns": ["C1"], "kind": "categorical", "ops": [{"categorify": {"max_age_days": 2}}]}
     config = make_config(tmp_path, [group])
     days: list[tuple[str, list[str | None], dict[str, int]]] = [
@@ -178,13 +216,13 @@ def test_a_value_that_is_not_seen_reads_as_unknown_and_returns_to_its_id(
         ("2026-03-20", ["e", "e", "e"], {"a": 2, "b": 2, "c": 2, "d": 2, "e": 7}),
     ]
     workflow: FittedWorkflow | None = None
-    frames: dict[str, DataFrame] = {}
-    asked = to_spark(spark, _day("2026-04-01", "a", "b", "c", "d", "e", None))
+    rows: list[Row] = []
+    asked = _day("2026-04-01", "a", "b", "c", "d", "e", None)
     for day, values, known in days:
-        frames |= by_day(spark, _day(day, *values))
-        workflow = fit_rows(spark, config, frames, workflow)
+        rows += _day(day, *values)
+        workflow = road.fit(config, rows, workflow)
         expected = {"C1": [*(known.get(value, 2) for value in "abcde"), 1]}
-        assert_same(features_of(replace(workflow, engine="sql"), asked), expected)
+        assert_same(road.features(workflow, asked), expected)
         local = load_local(LakePaths(config.lake), workflow.version)
         assert [local.encode_values({"C1": value}, ["C1"])["C1"] for value in "abcde"] == expected["C1"][:5]
 
@@ -198,25 +236,25 @@ def test_a_value_that_is_not_seen_reads_as_unknown_and_returns_to_its_id(
     ],
 )
 def test_what_would_give_an_id_two_meanings_does_not_extend(
-    spark: SparkSession, tmp_path: Path, first: dict[str, Any], later: dict[str, Any]
+    road: Road, tmp_path: Path, first: dict[str, Any], later: dict[str, Any]
 ) -> None:
     def groups(parameters: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"columns": ["C1"], "kind": "categorical", "ops": [{"categorify": parameters}]}]
 
-    parent = fit_rows(spark, make_config(tmp_path, groups(first)), by_day(spark, OLD[:20]))
+    parent = road.fit(make_config(tmp_path, groups(first)), OLD[:20])
     with pytest.raises(ConfigError, match=r"cannot be extended: .*categorify"):
-        fit_rows(spark, make_config(tmp_path, groups(later)), by_day(spark, [*OLD[:20], *NEW]), parent)
+        road.fit(make_config(tmp_path, groups(later)), [*OLD[:20], *NEW], parent)
 
 
 def test_a_changed_parameter_is_refused_where_the_parents_number_would_silently_stay(
-    spark: SparkSession, tmp_path: Path
+    road: Road, tmp_path: Path
 ) -> None:
     def groups(least: int) -> list[dict[str, Any]]:
         return [{"columns": ["I1"], "kind": "dense", "ops": [{"clip": {"min": least}}, "fill"]}]
 
-    parent = fit_rows(spark, make_config(tmp_path, groups(0)), by_day(spark, OLD[:20]))
+    parent = road.fit(make_config(tmp_path, groups(0)), OLD[:20])
     with pytest.raises(ConfigError, match=r"cannot be extended: .*clip\(min=1\)"):
-        fit_rows(spark, make_config(tmp_path, groups(1)), by_day(spark, [*OLD[:20], *NEW]), parent)
+        road.fit(make_config(tmp_path, groups(1)), [*OLD[:20], *NEW], parent)
 
 
 def test_days_without_rows_are_fitted_where_nothing_must_be_measured(

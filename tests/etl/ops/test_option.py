@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,24 @@ from tests.etl.ops.conftest import pytest_configure
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.processes
 
+class _Collected:
+    """A plugin that keeps the ids of the tests that pytest has collected."""
 
-def _collect(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "tests/etl/ops", "--collect-only", "-q", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    tests: Sequence[str] = ()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.tests = [item.nodeid for item in session.items]
 
 
 def test_only_tests_of_the_operator_are_collected() -> None:
-    run = _collect("--op", "winsorize")
-    assert run.returncode == 0, run.stdout + run.stderr
-    tests = [line for line in run.stdout.splitlines() if "::" in line]
+    """A second pytest in this process collects tests. It shares the imports of this one."""
+    collected = _Collected()
+    quiet = [f"-pno:{plugin}" for plugin in ("cacheprovider", "faulthandler")]
+    folder = f"--rootdir={ROOT}", f"{ROOT}/tests/etl/ops"
+    code = pytest.main(["--collect-only", "-qs", *quiet, *folder, "--op", "winsorize"], plugins=[collected])
+    assert code == pytest.ExitCode.OK
+    tests = collected.tests
     names = {line.partition("::")[2].partition("[")[0] for line in tests}
     assert {
         "test_features_are_the_oracles",

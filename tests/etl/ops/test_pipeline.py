@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from conf.types import FeatureGroup
 from etl.operators.bucketize import Bucketize
@@ -24,7 +23,8 @@ from etl.operators.rename import Rename
 from etl.operators.split_list import SplitList
 from etl.ops import OPERATORS, Pipeline, operator_from_config
 from tests.etl.ops.examples import EXAMPLES, EXTERNAL_PATH
-from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
+from tests.etl.ops.on_blocks import fit_blocks
+from tests.etl.ops.rows import DAYS, make_config, make_rows
 
 WRITTEN: list[tuple[Pipeline, str, dict[str, Any]]] = [
     (
@@ -95,19 +95,20 @@ WRITTEN: list[tuple[Pipeline, str, dict[str, Any]]] = [
 ]
 
 
-def _versions(spark: SparkSession, folder: Path, *ways: list[Any]) -> list[str]:
-    frames = by_day(spark, make_rows(DAYS[0], 20, seed=6))
+def _versions(folder: Path, *ways: list[Any]) -> list[str]:
+    rows = make_rows(DAYS[0], 20, seed=6)
     # One lake: the second way finds the first one's workflow, if its version is the same.
-    return [fit_rows(spark, make_config(folder, groups), frames).version for groups in ways]
+    configs = [make_config(folder, groups) for groups in ways]
+    return [fit_blocks(config, rows, Path(config.lake))[1].version for config in configs]
 
 
-def test_both_ways_of_writing_give_one_workflow(spark: SparkSession, tmp_path: Path) -> None:
+def test_both_ways_of_writing_give_one_workflow(tmp_path: Path) -> None:
     # Without the table from outside: it is written anew with each configuration, and part of the version.
     written = [way for way in WRITTEN if "join_external" not in str(way)]
     in_python = [pipeline.feature(kind).model_dump() for pipeline, kind, _ in written]  # type: ignore[arg-type]
     in_yaml = [group for _, _, group in written]
     other = [*in_yaml[1:], {**in_yaml[0], "ops": [{"categorify": {"min_count": 14}}]}]
-    mine, theirs, changed = _versions(spark, tmp_path, in_python, in_yaml, other)
+    mine, theirs, changed = _versions(tmp_path, in_python, in_yaml, other)
     assert mine == theirs != changed
 
 

@@ -34,6 +34,7 @@ from tests.etl import cases
 from tests.etl.prepare import feature_oracle, oracle, random_logs
 from tests.etl.prepare.oracle import Row
 from tests.etl.prepare.random_logs import CASES, DAYS
+from tests.etl.tasks_here import TasksHere
 
 pytestmark = pytest.mark.processes
 RUN_DATE = DAYS[4]
@@ -46,7 +47,7 @@ def no_session() -> SparkSession:
 
 @pytest.fixture(scope="module")
 def workers() -> LocalWorkers:
-    return LocalWorkers(2, no_session)
+    return TasksHere(2, no_session)
 
 
 @pytest.fixture(autouse=True)

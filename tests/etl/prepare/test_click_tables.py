@@ -32,6 +32,7 @@ from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.log_rows import good_rows, read_log
+from tests.etl.tasks_here import TasksHere
 from tests.etl.test_history_tables import DAYS, LENGTH, RUN_DATE, SETTINGS, make_log
 
 pytestmark = pytest.mark.processes
@@ -50,7 +51,7 @@ def refuse_spark() -> SparkSession:
 
 @pytest.fixture(scope="module")
 def workers() -> LocalWorkers:
-    return LocalWorkers(2, refuse_spark)
+    return TasksHere(2, refuse_spark)
 
 
 def write_log(folder: Path, log: pd.DataFrame) -> None:

@@ -18,7 +18,7 @@ from etl.prepare import histories
 from etl.prepare.histories import add_history, as_history, last_clicks, merge_days, recent_clicks
 from etl.spark import frame_passes as frames
 
-MANY = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)
 ROW = st.tuples(
     st.sampled_from(["u", "v", "w", "é"]),

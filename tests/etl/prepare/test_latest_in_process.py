@@ -38,6 +38,7 @@ from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.prepare.small_shop import IN_ONE_FILE, RUN_DATE, no_session, write_shop
+from tests.etl.tasks_here import TasksHere
 from training.loop.run import train_in_process
 from training.registry import mlflow_mirror
 
@@ -126,7 +127,7 @@ def published_alike(shop: Shop, folder: Path, erased: list[str], **changes: Any)
     by_road = []
     for name, workers in (
         ("spark", SparkWorkers(shop.spark)),
-        ("here", LocalWorkers(2, no_session, str(folder))),
+        ("here", TasksHere(2, no_session, str(folder))),
     ):
         shutil.copytree(folder / "both", folder / name)
         own = config.model_copy(update={"lake": str(folder / name / "lake")})
@@ -141,7 +142,7 @@ def published_alike(shop: Shop, folder: Path, erased: list[str], **changes: Any)
         assert manifest.rows == len(read(lake_here, manifest)) > 10
     # A lake can change between the two roads: nothing is written again.
     assert shop.publish(SparkWorkers(shop.spark), here) == found
-    assert shop.publish(LocalWorkers(1, no_session, str(folder)), there) == of_spark
+    assert shop.publish(TasksHere(1, no_session, str(folder)), there) == of_spark
     return found
 
 
@@ -164,7 +165,7 @@ def test_users_without_a_row_can_stop_the_job_on_both_roads(
     quality = shop.config.quality.model_copy(update={"users_without_row_stop": 0.1})
     config, lake = shop.copied(tmp_path, quality=quality)
     problems = []
-    for workers in (SparkWorkers(shop.spark), LocalWorkers(1, no_session, str(tmp_path))):
+    for workers in (SparkWorkers(shop.spark), TasksHere(1, no_session, str(tmp_path))):
         with pytest.raises(DataError) as caught:
             shop.publish(workers, config)
         problems.append((caught.value.problem, caught.value.remedy))

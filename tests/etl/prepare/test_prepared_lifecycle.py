@@ -45,6 +45,7 @@ from tests.etl.prepare.test_prepared_passes import (
     _tables,
     _write,
 )
+from tests.etl.tasks_here import TasksHere
 
 HISTORY_CASE = "history, negatives and tables"
 BY_SPLIT = ["leave last out", "fraction of times"]
@@ -54,7 +55,7 @@ PER_POSITIVE = {HISTORY_CASE: 3, "leave last out": 2, "fraction of times": 2}
 
 def build(config: Config, run_date: str, parent: str | None = None) -> BuildResult:
     """Builds the features of a run date with two processes and without a session."""
-    workers = LocalWorkers(2, no_session)
+    workers = TasksHere(2, no_session)
     try:
         return cases.run_build(workers, config, run_date, parent)
     finally:
@@ -328,7 +329,7 @@ def test_a_later_job_encodes_rows_with_the_tables_of_build_features(
     monkeypatch.setattr(prepared_passes, "scan_splits", _must_not_run)
     days = [require_raw(config, config.log, FIRST)]
     encoded = encoded_days(
-        LocalWorkers(2, no_session), plan_of(config), LakePaths(config.lake), built.workflow, days
+        TasksHere(2, no_session), plan_of(config), LakePaths(config.lake), built.workflow, days
     )
     assert encoded is not None
     assert encoded[FIRST].digest == built.features[FIRST].digest

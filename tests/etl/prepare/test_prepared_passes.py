@@ -17,11 +17,11 @@ from conf.types import SPLITS, Config
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.prepare.task_passes import TaskPasses
-from spark.workers import LocalWorkers
 from storage import file_io
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from tests.etl import cases
+from tests.etl.tasks_here import TasksHere
 
 DAYS = [f"2026-03-0{day}" for day in range(1, 7)]
 FIRST, SECOND = DAYS[4], DAYS[5]
@@ -217,7 +217,7 @@ def _config(folder: Path, name: str) -> Config:
 def test_lost_rows_stop_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program deletes stored rows while the tables of the day are read."""
     config = _config(tmp_path, "without times")
-    workers = LocalWorkers(2, no_session)
+    workers = TasksHere(2, no_session)
     read_inputs = TaskPasses._day_inputs
 
     def lose_rows(self: TaskPasses, *arguments: Any) -> Any:
@@ -241,7 +241,7 @@ def test_both_roads_publish_equal_tables(spark: SparkSession, tmp_path: Path, na
     config = _config(tmp_path / "frames", name)
     expected = _tables(config, cases.run_build(spark, config, FIRST), FIRST)
     config = _config(tmp_path / "blocks", name)
-    built = cases.run_build(LocalWorkers(2, no_session), config, FIRST)
+    built = cases.run_build(TasksHere(2, no_session), config, FIRST)
     tables = _tables(config, built, FIRST)
     assert tables.keys() == expected.keys()
     for table, rows in tables.items():

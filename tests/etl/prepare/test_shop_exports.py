@@ -19,11 +19,11 @@ from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from conf.types import Config
 from etl.build import BuildResult
-from spark.workers import LocalWorkers
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from tests.etl import cases
 from tests.etl.prepare.small_shop import no_session
+from tests.etl.tasks_here import TasksHere
 
 Features = dict[str, list[dict[str, Any]]]
 
@@ -154,7 +154,7 @@ def config_of(folder: Path, name: str, *more: str) -> Config:
 
 def built(config: Config, run_date: str) -> BuildResult:
     """Runs build_features without a Spark session: an attempt to start one fails."""
-    return cases.run_build(LocalWorkers(2, no_session), config, run_date)
+    return cases.run_build(TasksHere(2, no_session), config, run_date)
 
 
 def rows_of(partition: Partition) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Data reports by Spark compared with pandas on the log of tests/etl/cases: figures, reuse, limits."""
+"""Data reports compared with pandas on the log of tests/etl/cases: figures, reuse, limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,13 @@ from etl.raw.files import RawFiles
 from etl.synthetic.generate import generate_days, generate_settings
 from etl.workflow.feature_plan import plan_of
 from spark.choose_workers import SparkWorkers
-from spark.workers import LocalWorkers
+from spark.workers import Workers
 from storage import file_io
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.prepare.small_shop import no_session
+from tests.etl.tasks_here import TasksHere
 
 ROOT = Path(__file__).parents[3]
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
@@ -44,8 +44,9 @@ RUN_DATE, NEXT = DAYS[3], DAYS[4]
 class Counted:
     """The value counts of days. `days_read` lists the days whose counts were summarised for a profile."""
 
-    def __init__(self, spark: SparkSession, config: Config) -> None:
-        self.passes = passes_of(SparkWorkers(spark), plan_of(config), LakePaths(config.lake))
+    def __init__(self, config: Config, workers: Workers | None = None) -> None:
+        workers = workers or TasksHere(2, no_session)
+        self.passes = passes_of(workers, plan_of(config), LakePaths(config.lake))
         self.days_read: list[str] = []
 
     def figures_of(
@@ -62,28 +63,26 @@ class Counted:
         return self.passes.table_inputs(raw)
 
 
-def report(spark: SparkSession, config: Config, run_date: str, counted: Counted | None = None) -> DataReport:
+def report(config: Config, run_date: str, counted: Counted | None = None) -> DataReport:
     splits = raw_days(plan_of(config), run_date)
-    counted = counted or Counted(spark, config)
+    counted = counted or Counted(config)
     counted.passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
     return report_quality(plan_of(config), LakePaths(config.lake), run_date, splits, counted)
 
 
-@contextmanager
-def jobs_of(spark: SparkSession, group: str) -> Iterator[list[int]]:
-    """The ids of the Spark jobs that run meanwhile; filled at the end."""
-    jobs: list[int] = []
-    spark.sparkContext.setJobGroup(group, group)
-    try:
-        yield jobs
-    finally:
-        jobs += spark.sparkContext.statusTracker().getJobIdsForGroup(group)
-        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+class Tasks(TasksHere):
+    """Workers that count their tasks."""
+
+    count = 0
+
+    def _map(self, tasks: int, function: Callable[[int], str]) -> list[str]:
+        self.count += tasks
+        return super()._map(tasks, function)
 
 
 @pytest.fixture(scope="module")
 def hard_log_report(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Config, dict[str, pd.DataFrame], DataReport]:
     """The hard log, the oracle's good rows of each day, and the report of RUN_DATE."""
     folder = tmp_path_factory.mktemp("quality")
@@ -92,21 +91,17 @@ def hard_log_report(
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 150, seed))
         good[day] = raw_oracle.parse_log(config, paths)[0]
-    return config, good, report(spark, config, RUN_DATE)
+    return config, good, report(config, RUN_DATE)
 
 
-def test_processes_of_this_machine_have_the_same_report(
-    hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport], tmp_path: Path
+def test_spark_has_the_same_report(
+    spark: SparkSession, hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport], tmp_path: Path
 ) -> None:
-    rows_config, _, known = hard_log_report
-    config = cases.write_config(tmp_path)
-    config = config.model_copy(update={"data": rows_config.data})
-    passes = passes_of(LocalWorkers(2, no_session), plan_of(config), LakePaths(config.lake))
-    splits = raw_days(plan_of(config), RUN_DATE)
-    passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
-    counted_report = report_quality(plan_of(config), LakePaths(config.lake), RUN_DATE, splits, passes)
-    assert counted_report.compared.columns == known.compared.columns
-    assert counted_report.compared.pieces == known.compared.pieces
+    config, _, known = hard_log_report
+    config = cases.write_config(tmp_path).model_copy(update={"data": config.data})
+    of_spark = report(config, RUN_DATE, Counted(config, SparkWorkers(spark)))
+    assert of_spark.compared.columns == known.compared.columns
+    assert of_spark.compared.pieces == known.compared.pieces
 
 
 def _cells(rows: pd.DataFrame, column: CountedColumn) -> Counter[Any]:
@@ -252,18 +247,17 @@ def test_the_published_report_is_the_one_returned(
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
-def test_an_unchanged_run_date_runs_no_spark_job_and_the_next_reads_one_day(
-    spark: SparkSession, hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport]
+def test_an_unchanged_run_date_runs_no_task_and_the_next_reads_one_day(
+    hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport],
 ) -> None:
     config, good, data_report = hard_log_report
-    counted = Counted(spark, config)
-    with jobs_of(spark, "again") as jobs:
-        assert report(spark, config, RUN_DATE, counted) == data_report
-    assert (counted.days_read, jobs) == ([], [])
-    with jobs_of(spark, "next") as jobs:
-        after = report(spark, config, NEXT, counted)
+    tasks = Tasks(2, no_session)
+    counted = Counted(config, tasks)
+    assert report(config, RUN_DATE, counted) == data_report
+    assert (counted.days_read, tasks.count) == ([], 0)
+    after = report(config, NEXT, counted)
     assert counted.days_read == [NEXT]
-    assert jobs
+    assert tasks.count
     columns = {column.name: column for column in after.compared.columns}
     train = pd.concat([good[DAYS[1]], good[DAYS[2]]])
     for column in feature_columns(plan_of(config)):
@@ -271,34 +265,34 @@ def test_an_unchanged_run_date_runs_no_spark_job_and_the_next_reads_one_day(
 
 
 def test_other_limits_are_judged_without_reading_again(
-    spark: SparkSession, hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport]
+    hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport],
 ) -> None:
     config, _, data_report = hard_log_report
     strict = config.model_copy(update={"quality": config.quality.model_copy(update={"psi_warn": 0.0})})
-    counted = Counted(spark, strict)
-    with jobs_of(spark, "limits") as jobs:
-        judged = report(spark, strict, RUN_DATE, counted)
-    assert (counted.days_read, jobs) == ([], [])
+    tasks = Tasks(2, no_session)
+    counted = Counted(strict, tasks)
+    judged = report(strict, RUN_DATE, counted)
+    assert (counted.days_read, tasks.count) == ([], 0)
     assert judged.compared == data_report.compared
     facts = read_manifest(LakePaths(config.lake).quality(config.name).partition(RUN_DATE)).facts
     assert facts["findings"] == [finding.to_facts() for finding in judged.findings]
 
 
-def test_a_delivery_that_changed_is_profiled_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_delivery_that_changed_is_profiled_again(tmp_path: Path) -> None:
     config = cases.write_config(tmp_path)
     for seed, day in enumerate(DAYS[:4]):
         cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 30, seed))
-    before = report(spark, config, RUN_DATE)
+    before = report(config, RUN_DATE)
     lines = cases.make_lines(RUN_DATE, 40, 9)
     (tmp_path / f"raw/dt={RUN_DATE}/a.tsv").write_text("".join(line + "\n" for line in lines))
-    counted = Counted(spark, config)
-    after = report(spark, config, RUN_DATE, counted)
+    counted = Counted(config)
+    after = report(config, RUN_DATE, counted)
     assert counted.days_read == [RUN_DATE]
     assert after.compared.today.rows > before.compared.today.rows
 
 
 def test_a_stop_publishes_the_report_and_nothing_else_and_its_remedy_lets_the_day_pass(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = cases.write_config(
         tmp_path,
@@ -317,7 +311,7 @@ def test_a_stop_publishes_the_report_and_nothing_else_and_its_remedy_lets_the_da
         caplog.at_level(logging.WARNING),
         pytest.raises(DataError, match=r"C1 .*new_value_rate_stop=0\.01") as caught,
     ):
-        cases.run_build(spark, config, RUN_DATE)
+        cases.run_build(TasksHere(2, no_session), config, RUN_DATE)
     assert "data quality, stop (new_value_rate=" in caplog.text
     assert RUN_DATE in caught.value.problem
     lake = LakePaths(config.lake)
@@ -332,7 +326,7 @@ def test_a_stop_publishes_the_report_and_nothing_else_and_its_remedy_lets_the_da
     assert {finding["level"] for finding in facts["findings"]} == {"stop"}
     options = re.findall(r"--set (\S+)", caught.value.remedy)
     accepting = load_config(str(tmp_path / "config.yaml"), options)
-    accepted = report(spark, accepting, RUN_DATE)
+    accepted = report(accepting, RUN_DATE)
     assert accepted.warnings
     assert all(finding.level == "warn" for finding in accepted.findings)
 
@@ -364,7 +358,7 @@ def test_rows_in_any_order_and_files_give_one_profile(tmp_path: Path, order: int
         parts = 1 if day == RUN_DATE else 4
         for part in range(parts):
             (folder / f"{part}.tsv").write_text("".join(f"{line}\n" for line in lines[part::parts]))
-    passes = passes_of(LocalWorkers(2, no_session), plan_of(config), LakePaths(config.lake))
+    passes = passes_of(TasksHere(2, no_session), plan_of(config), LakePaths(config.lake))
     splits = raw_days(plan_of(config), RUN_DATE)
     passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
     pieces = [SplitOfDay(raw, split, False) for split in SPLITS for raw in splits[split]]
@@ -376,19 +370,19 @@ def test_rows_in_any_order_and_files_give_one_profile(tmp_path: Path, order: int
     assert [value for value, _ in profiles[0].columns["S"].top] == ["e\u0301", "x", "é"]
 
 
-def test_a_day_without_a_good_row_has_a_report(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_day_without_a_good_row_has_a_report(tmp_path: Path) -> None:
     config = cases.write_config(tmp_path, {"quality": {"max_bad_share": 1.0, "row_shortfall_warn": 0.9}})
     for seed, day in enumerate(DAYS[:4]):
         lines = ["no fields"] if day == RUN_DATE else cases.make_lines(day, 20, seed)
         cases.write_day(tmp_path / f"raw/dt={day}", lines)
-    data_report = report(spark, config, RUN_DATE)
+    data_report = report(config, RUN_DATE)
     assert data_report.compared.today.rows == 0
     for column in data_report.compared.columns:
         assert (column.cells, column.nulls, column.psi, column.new_value_rate) == (0, 0, None, None)
     assert [finding.check for finding in data_report.findings] == ["row_shortfall"]
 
 
-def test_splits_of_one_partition_are_compared_with_each_other(spark: SparkSession, tmp_path: Path) -> None:
+def test_splits_of_one_partition_are_compared_with_each_other(tmp_path: Path) -> None:
     changes = {
         "log": {**cases.LOG["log"], "path": "{data}/all/*"},
         "split": {"by": "fraction", "train": 0.6, "validation": 0.2},
@@ -397,7 +391,7 @@ def test_splits_of_one_partition_are_compared_with_each_other(spark: SparkSessio
     paths = cases.write_day(tmp_path / "raw/all", cases.make_lines(RUN_DATE, 200, 1))
     good, _ = raw_oracle.parse_log(config, paths)
     split = oracle.split_by_fraction(good, 0.6, 0.2)
-    data_report = report(spark, config, RUN_DATE)
+    data_report = report(config, RUN_DATE)
     assert [(p.split, p.rows) for p in data_report.compared.pieces] == [
         (name, int((split == name).sum())) for name in SPLITS
     ]
@@ -407,16 +401,14 @@ def test_splits_of_one_partition_are_compared_with_each_other(spark: SparkSessio
         _assert_is_expected(columns[column.name], expected)
 
 
-def test_defaults_are_silent_on_the_generated_log_and_name_what_was_spoiled(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_defaults_are_silent_on_the_generated_log_and_name_what_was_spoiled(tmp_path: Path) -> None:
     overrides = ["rows_per_day=6000", "users=500", "items=100", "files_per_day=1", "compression=none"]
     config = load_config(
         str(ROOT / "conf/datasets/generated.yaml"),
         [f"lake={tmp_path}", "split.train_days=3", *(f"generate.{override}" for override in overrides)],
     )
-    generate_days(SparkWorkers(spark), LakePaths(config.lake), generate_settings(config), DAYS)
-    quiet = report(spark, config, NEXT)
+    generate_days(TasksHere(2, no_session), LakePaths(config.lake), generate_settings(config), DAYS)
+    quiet = report(config, NEXT)
     assert quiet.findings == ()
     partition = LakePaths(config.lake).raw.partition(NEXT)
     (path,) = data_files(partition, read_manifest(partition))
@@ -424,7 +416,7 @@ def test_defaults_are_silent_on_the_generated_log_and_name_what_was_spoiled(
     manifest = partition.file("_MANIFEST.json")
     text = json.dumps(file_io.read_json(manifest))
     file_io.replace_json(manifest, json.loads(re.sub(r'"content": "\w+"', '"content": "spoiled"', text)))
-    data_report = report(spark, config, NEXT)
+    data_report = report(config, NEXT)
     assert {(finding.check, finding.column) for finding in data_report.findings} == {
         ("psi", "I5"),  # ages in months
         ("null_rate_change", "C8"),  # half of the regions lost

@@ -25,10 +25,10 @@ from etl.ops.tables import VOCABULARY, workflow_table
 from etl.prepare.attributes import read_attribute_table
 from etl.raw.files import RawFiles, files_at, find_raw, kept_rows, split_location, version_of
 from etl.readers.delta import DeltaReader
-from spark.workers import LocalWorkers
 from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.readers.blocks import opened, read_all
+from tests.etl.tasks_here import TasksHere
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 COLUMNS: dict[str, Any] = {"key": "int", "name": "string", "x": "float", "day": "string"}
@@ -343,7 +343,7 @@ def _delete(folder: Path, rows: list[int]) -> None:
 
 def _built(config: Config) -> tuple[BuildResult, dict[str, int]]:
     """Builds the features of the three days; also returns how often each value of the vocabulary was counted."""
-    result = cases.run_build(LocalWorkers(1, _no_session), config, DAYS[2])
+    result = cases.run_build(TasksHere(1, _no_session), config, DAYS[2])
     known = cases.read_rows(workflow_table(LakePaths(config.lake), result.workflow.version, VOCABULARY))
     return result, dict(zip(known["value"], known["count"], strict=True))
 

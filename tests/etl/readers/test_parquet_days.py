@@ -34,6 +34,7 @@ from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from tests.etl import cases
 from tests.etl.log_rows import good_rows, read_log
+from tests.etl.tasks_here import TasksHere
 from tests.etl.text.test_without_a_jvm import build as build_without_java
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
@@ -213,7 +214,7 @@ def test_python_workers_of_spark_publish_the_same(
 def test_value_counts_are_those_of_the_good_rows(
     spark: SparkSession, frames: tuple[Config, dict[str, Any]], tmp_path: Path
 ) -> None:
-    config, *_ = _build(LocalWorkers(2, _no_session), tmp_path)
+    config, *_ = _build(TasksHere(2, _no_session), tmp_path)
     good = good_rows(read_log(spark, config, require_raw(config, config.log, DAYS[0]))).collect()
     expected: Counter[tuple[str, str | None]] = Counter()
     for row in good:
@@ -243,7 +244,7 @@ def test_clicks_of_a_day_are_read_without_a_session(spark: SparkSession, tmp_pat
     config = cases.write_config(tmp_path, LOG)
     _write_days(tmp_path)
     raw = require_raw(config, config.log, DAYS[0])
-    clicks = read_clicks(LocalWorkers(2, _no_session), plan_of(config), raw)
+    clicks = read_clicks(TasksHere(2, _no_session), plan_of(config), raw)
     assert isinstance(clicks, pa.Table)
     expected = good_rows(read_log(spark, config, raw)).select(*clicks.column_names).collect()
     assert Counter(tuple(row.values()) for row in clicks.to_pylist()) == Counter(
@@ -256,10 +257,10 @@ def test_a_day_without_rows_is_left_out_and_too_many_bad_rows_are_explained(tmp_
     _write_days(tmp_path)
     for path in (tmp_path / f"raw/dt={DAYS[0]}").glob("[012].parquet"):
         pq.write_table(pq.read_table(path).slice(0, 0), path)
-    workers = LocalWorkers(2, _no_session)
+    workers = TasksHere(2, _no_session)
     assert list(cases.run_build(workers, config, DAYS[3]).empty_days) == [DAYS[0]]
     strict = cases.write_config(tmp_path, LOG, {"quality": {"max_bad_share": 0.01}})
     with pytest.raises(DataError) as caught:
-        cases.run_build(LocalWorkers(2, _no_session), strict, DAYS[3])
+        cases.run_build(TasksHere(2, _no_session), strict, DAYS[3])
     assert "parquet: row " in caught.value.problem
     assert "rows of 2026-01-" in caught.value.problem

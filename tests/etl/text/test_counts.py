@@ -20,7 +20,7 @@ from etl.statistics import moments
 from etl.statistics.value_counts import MAX_BUCKETS, Bucket, buckets_for, read_counts, write_counts
 from storage.file_digests import split_name
 
-MANY = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 VALUE = st.one_of(st.text(max_size=12), st.sampled_from(["", "12345678", "123456789", "a\0", "a", "é" * 9]))
 COUNTED = st.dictionaries(VALUE, st.integers(1, 2**40), max_size=40)
 

@@ -16,7 +16,7 @@ from etl.raw import file_splits
 from etl.raw.file_splits import FileSplit, read_blocks, split_files
 
 LINES = st.lists(st.text("ab\tü", max_size=6), min_size=1, max_size=30)
-MANY = settings(max_examples=120, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
 def _lines(block: bytes | memoryview) -> list[bytes]:

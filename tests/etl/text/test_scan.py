@@ -16,7 +16,7 @@ from etl.native.scan import Scanned, merge_dictionaries, scan
 from etl.raw.text_values import split_fields
 from tests.etl.raw_oracle import csv_fields
 
-MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 # Lengths around 8 bytes, because longer values are hashed; zero bytes; invalid UTF-8 and its limits.
 FIELD = st.one_of(

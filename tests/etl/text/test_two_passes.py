@@ -26,6 +26,7 @@ from storage import file_io
 from storage.manifest import MANIFEST_NAME, data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from tests.etl import cases
+from tests.etl.tasks_here import TasksHere
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
 GROUPS = {
@@ -101,6 +102,10 @@ def _tables(config: Config, first: BuildResult, second: BuildResult) -> Tables:
     return tables
 
 
+def _no_session() -> SparkSession:
+    raise AssertionError("a fit and its extension need no Spark session")
+
+
 @pytest.fixture(scope="module")
 def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     return _tables(*_build(spark, tmp_path_factory.mktemp("expected")))
@@ -115,15 +120,10 @@ def test_processes_of_this_machine_publish_the_tables_that_sparks_workers_publis
     expected: Tables,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A fit and its extension need no session."""
     monkeypatch.setattr(two_passes, "BUCKET_BYTES", 500 * values_of_task)
     monkeypatch.setattr(value_counts, "MERGE_VALUES", values_of_task)
     monkeypatch.setattr(latest_rows, "ROWS_IN_DRIVER", rows_in_driver)
-
-    def no_session() -> SparkSession:
-        raise AssertionError("the build needs no Spark session")
-
-    tables = _tables(*_build(LocalWorkers(2, no_session), tmp_path))
+    tables = _tables(*_build(LocalWorkers(2, _no_session), tmp_path))
     assert tables.keys() == expected.keys()
     for name, table in tables.items():
         assert table == expected[name], name
@@ -137,7 +137,7 @@ class _RemoteScratch(dict[Any, Any]):
 
 
 def test_neither_hash_buckets_nor_lost_scratch_change_a_table(
-    spark: SparkSession, tmp_path: Path, expected: Tables, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, expected: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(two_passes, "BUCKET_BYTES", 2_000)
     monkeypatch.setattr(value_counts, "MERGE_VALUES", 5)
@@ -148,7 +148,7 @@ def test_neither_hash_buckets_nor_lost_scratch_change_a_table(
         self._scratch = _RemoteScratch()
 
     monkeypatch.setattr(two_passes.TextPasses, "__init__", init_without_scratch)
-    tables = _tables(*_build(spark, tmp_path))
+    tables = _tables(*_build(TasksHere(2, _no_session), tmp_path))
     rare = [
         path.name
         for path in (tmp_path / "lake/_data/workflow").rglob("part-*.parquet")
@@ -183,7 +183,7 @@ def test_what_a_model_reads_is_declared_as_never_null(expected: Tables) -> None:
     assert nullable["row_id"], "a key may be null"
 
 
-def test_a_feature_that_is_null_names_file_and_column(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_feature_that_is_null_names_file_and_column(tmp_path: Path) -> None:
     groups = {"features": [{"columns": ["I1"], "kind": "dense", "ops": ["normalize"]}], "scopes": {}}
     config = cases.write_config(tmp_path, groups)
     for seed, day in enumerate(DAYS[:3]):
@@ -191,7 +191,7 @@ def test_a_feature_that_is_null_names_file_and_column(spark: SparkSession, tmp_p
     with pytest.raises(
         Exception, match=r"raw/dt=.*: I1 is null in \d+ of \d+ rows[\s\S]*add the operator `fill` for I1"
     ):
-        cases.run_build(SparkWorkers(spark), config, DAYS[2])
+        cases.run_build(TasksHere(2, _no_session), config, DAYS[2])
     assert not (tmp_path / "lake/datasets").exists()
 
 
