@@ -41,6 +41,7 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     (ISO, "date"),
     (ISO, "timestamp"),
     ("%Y-%m-%d %H:%M:%S UTC", "timestamp"),
+    ("%Y-%m-%d %H:%M:%S %z", "timestamp"),
     ("%m/%d/%Y %I:%M:%S %p", "timestamp"),
     ("%d/%m/%Y %H:%M:%S", "timestamp"),
     ("%m/%d/%Y %H:%M:%S", "timestamp"),
@@ -48,6 +49,12 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%m/%d/%Y %H:%M", "timestamp"),
     ("%d.%m.%Y %H:%M:%S", "timestamp"),
     ("%d.%m.%Y %H:%M", "timestamp"),
+    ("%d/%m/%y %H:%M:%S", "timestamp"),
+    ("%m/%d/%y %H:%M:%S", "timestamp"),
+    ("%d/%m/%y %H:%M", "timestamp"),
+    ("%m/%d/%y %H:%M", "timestamp"),
+    ("%d.%m.%y %H:%M:%S", "timestamp"),
+    ("%d.%m.%y %H:%M", "timestamp"),
     ("%Y/%m/%d %H:%M:%S", "timestamp"),
     ("%a %b %d %H:%M:%S %z %Y", "timestamp"),
     ("%a, %d %b %Y %H:%M:%S %z", "timestamp"),
@@ -56,11 +63,16 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%d/%m/%Y", "date"),
     ("%m/%d/%Y", "date"),
     ("%d.%m.%Y", "date"),
+    ("%d/%m/%y", "date"),
+    ("%m/%d/%y", "date"),
     ("%Y/%m/%d", "date"),
     ("%d %b %Y", "date"),
     ("%b %d, %Y", "date"),
     ("%B %d, %Y", "date"),
 )
+# This notation is tried only for columns whose name means a time, because versions of software, such as
+# 7.12.20, look like it.
+_SHORT_WITH_POINTS: tuple[str, ColumnType] = ("%d.%m.%y", "date")
 # Notations of times of day without a date. A text such as 3:1 counts as a time only if the column's name
 # means a time.
 _OF_DAY: tuple[str, ...] = (ISO, "%H:%M:%S", "%I:%M:%S %p", "%I:%M %p")
@@ -313,7 +325,7 @@ def _text_column(
     if _matching(probe, _DIGITS_ONLY):
         is_clock = _is_clock_of_digits(name, probe)
         return replace(column, type="time", format=_CLOCK_OF_DIGITS) if is_clock else column
-    timed = _notation(filled)
+    timed = _notation(name, filled)
     if timed is not None:
         return replace(column, type=timed[1], format=timed[0])
     for notation in (*_OF_DAY, *([_OF_NAMED_CLOCKS] if _CLOCK_NAME.search(name) else [])):
@@ -399,8 +411,8 @@ def _read(probe: pa.Array, notation: str, kind: ColumnType) -> np.ndarray:
     return np.asarray(_times(probe, notation, kind).is_valid())
 
 
-def _notation(texts: pa.ChunkedArray) -> tuple[str, ColumnType] | None:
-    """Returns the notation of times in which most texts are written; None if no notation fits.
+def _notation(name: str, texts: pa.ChunkedArray) -> tuple[str, ColumnType] | None:
+    """Returns the notation of times in which most texts of a column are written; None if no notation fits.
 
     A notation fits if nearly all distinct texts are such times, or if nearly all rows have such times. In the
     second case, most distinct texts must be such times too, so that a frequent text does not decide. Of equal
@@ -409,7 +421,7 @@ def _notation(texts: pa.ChunkedArray) -> tuple[str, ColumnType] | None:
     counts = texts.combine_chunks().value_counts()[:_PROBED]
     probe, rows = counts.field("values"), counts.field("counts").to_numpy()
     best, most = None, 0
-    for notation in _NOTATIONS:
+    for notation in (*_NOTATIONS, *([_SHORT_WITH_POINTS] if _TIME_NAME.search(name) else [])):
         is_time = _read(probe, *notation)
         of_rows = rows[is_time].sum() / rows.sum()
         fits = of_rows >= _FITTING_SHARE and is_time.mean() >= _DISTINCT_SHARE

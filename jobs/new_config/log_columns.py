@@ -249,11 +249,21 @@ def ask_for_unread_time(log: NewLog, questions: Questions) -> None:
     if log.time is not None or not unread:
         return
     column = unread[0]
-    what = "numbers with decimals" if column.type in ("float", "decimal") else "values"
+    what, remedy = (
+        "values",
+        (
+            "If a pattern reads them (docs/lakes.md), declare the column in log.columns, such as "
+            "{type: timestamp, format: '%d %B %Y %H:%M'}, and name it in log.event_time. Otherwise, write "
+            "texts such as 2026-01-31 10:00:00.5"
+        ),
+    )
+    if column.type in ("float", "decimal"):
+        what = "numbers with decimals"
+        remedy = "Write whole seconds or milliseconds since 1970, or texts such as 2026-01-31 10:00:00.5"
     questions.open.append(
-        f"Does {column.source} have the time of each row? It has {what} such as {column.examples[0]!r}, "
-        "which no type of a time reads, so the order of the rows is taken for their time. Write whole "
-        "seconds or milliseconds since 1970, or texts such as 2026-01-31 10:00:00.5"
+        f"Does {column.source} have the time of each row? It has {what} such as {column.examples[0]!r}, in "
+        "no notation that init knows. So the order of the rows is taken for their time, with the oldest row "
+        f"first. {remedy}"
     )
 
 

@@ -156,3 +156,13 @@ def test_a_log_by_day_may_lack_a_day(shop: Path) -> None:
     assert (chosen.sections["split"]["by"], chosen.run_date) == ("day", DAYS[-3])
     assert _init() == 0
     assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-3]]) == 0
+
+
+def test_a_time_in_an_unknown_notation_is_questioned_with_a_pattern(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows["time"] = pd.to_datetime(rows["time"]).dt.strftime("%d %B %Y, %H:%M")
+        rows.to_csv(f"events_{day}.csv", index=False)
+    questions = Questions(ask=False)
+    new_config(Wishes("events_*.csv"), questions)
+    assert "such as {type: timestamp, format: '%d %B %Y %H:%M'}" in questions.open[0]

@@ -49,11 +49,17 @@ TIMES = pd.to_datetime(SECONDS, unit="s")
         (TIMES.strftime("%d.%m.%Y %H:%M"), "timestamp", "%d.%m.%Y %H:%M"),
         (TIMES.strftime("%a %b %d %H:%M:%S +0000 %Y"), "timestamp", "%a %b %d %H:%M:%S %z %Y"),
         (TIMES.strftime("%Y-%m-%d %H:%M:%S UTC"), "timestamp", "%Y-%m-%d %H:%M:%S UTC"),
+        (TIMES.strftime("%Y-%m-%d %H:%M:%S +0100"), "timestamp", "%Y-%m-%d %H:%M:%S %z"),
+        (TIMES.strftime("%d/%m/%y"), "date", "%d/%m/%y"),
+        (TIMES.strftime("%m/%d/%y"), "date", "%m/%d/%y"),
+        (TIMES.strftime("%d.%m.%y"), "date", "%d.%m.%y"),
+        (TIMES.strftime("%m/%d/%y %H:%M"), "timestamp", "%m/%d/%y %H:%M"),
+        (TIMES.strftime("%d.%m.%y %H:%M:%S"), "timestamp", "%d.%m.%y %H:%M:%S"),
     ],
 )
 def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind: str, notation: str) -> None:
-    frame = pd.DataFrame({"user": USERS, "when": values})
-    column = _columns(tmp_path, frame)["when"]
+    frame = pd.DataFrame({"user": USERS, "datum": values})
+    column = _columns(tmp_path, frame)["datum"]
     assert (column.type, column.format) == (kind, notation)
     parsed = pd.to_datetime(values, format=None if notation == "iso" else notation, utc=True)
     expected = np.unique(parsed.astype("datetime64[us, UTC]").astype(np.int64))
@@ -223,6 +229,7 @@ def test_ids_in_the_range_of_times_are_no_times(tmp_path: Path) -> None:
         ([str(10**20 + value) for value in range(N)], "string"),
         (["Action|Drama", "Drama"] * (N // 2), "list<string>"),
         (["red wine", "tea"] * (N // 2), "string"),
+        (["7.12.20", "8.1.21"] * (N // 2), "string"),  # versions
     ],
 )
 def test_types_of_values(tmp_path: Path, values: list[object], kind: str) -> None:
