@@ -25,7 +25,7 @@ from etl.inference.column_types import (
     sampled_columns,
     unique_names,
 )
-from etl.inference.roles import is_id_name, with_lists_of_items
+from etl.inference.roles import is_id_name, is_key_name, with_lists_of_items
 from etl.inference.sample import TableSample, find_table, read_sample
 from etl.raw.text_values import integers, numbers, text_lists
 
@@ -51,6 +51,8 @@ _BETWEEN_SHARE = 0.8
 _JOINED_SHARE = 0.2
 # A column of the log becomes a key of the log if a table of attributes has at least this share of its ids.
 _CERTAIN_SHARE = 0.5
+# Floats below this number represent integers exactly.
+_EXACT = 2.0**53
 # Names that columns of the new configuration must not have, except `label` in the log.
 RESERVED_NAMES = (*RESERVED, WEIGHT_COLUMN, "history", *LIST_COLUMNS["user"], *LIST_COLUMNS["item"])
 
@@ -153,23 +155,44 @@ def _without_source(declaration: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in declaration.items() if key not in ("source", "name")}
 
 
-def open_new_table(location: str, taken: Sequence[str] = ()) -> NewTable:
+def open_new_table(location: str, taken: Sequence[str] = (), keys: Sequence[str | None] = ()) -> NewTable:
     """Reads the first rows of a table, and names its columns.
 
     Args:
         location: path of a file or folder, or a glob.
         taken: names that the columns must not have.
+        keys: the columns with the user and the item, if they are known.
 
     Raises:
         ConfigError, DataError: no file exists, or a file cannot be read.
     """
     sample = read_sample(find_table(location))
-    sampled = sampled_columns(sample)
+    sampled = [_with_ids(one, is_key=one.source in keys) for one in sampled_columns(sample)]
     names = unique_names([column.source for column in sampled], taken)
     return NewTable(
         sample,
         tuple(NamedColumn(name, column.type, column) for name, column in zip(names, sampled, strict=True)),
     )
+
+
+def _with_ids(column: SampledColumn, *, is_key: bool = False) -> SampledColumn:
+    """Returns a column of ids. Ids such as 709763.1700000077 are texts, although they look like numbers.
+
+    Columns without ids are returned unchanged.
+
+    Args:
+        column: any column.
+        is_key: whether the column certainly has the ids of users or items, whatever its name is.
+    """
+    if column.type != "float" or column.has_comma or not (is_key or is_key_name(column.source)):
+        return column
+    if pa.types.is_string(column.values.type):
+        return replace(column, type="string")
+    ids = numbers_of(column.values)
+    # pandas stores integers as floats if other rows have no value.
+    if (ids != np.floor(ids)).any() or (np.abs(ids) >= _EXACT).any():
+        return column
+    return replace(column, type="int", values=pc.cast(column.values, pa.int64()))
 
 
 def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:

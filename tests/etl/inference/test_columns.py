@@ -17,7 +17,7 @@ from etl.inference.column_types import (
     sampled_columns,
     unique_names,
 )
-from etl.inference.roles import Roles, possible_events, roles_of
+from etl.inference.roles import Roles, possible_events, possible_keys, roles_of
 from etl.inference.sample import find_table, read_sample
 
 N = 400
@@ -368,6 +368,27 @@ def test_names_of_columns_in_other_languages_are_known(tmp_path: Path) -> None:
 def test_without_a_label_every_row_is_a_click(tmp_path: Path) -> None:
     frame = pd.DataFrame({"user": USERS, "item": ITEMS, "play_duration": RNG.uniform(0, 1, N)})
     assert _roles(tmp_path, frame).label.column is None
+
+
+def test_values_decide_between_columns_whose_names_mean_an_item_or_a_user(tmp_path: Path) -> None:
+    """Quantities and kinds of items are few, and the id of an order is unique in the rows that have it."""
+    frame = pd.DataFrame({"lineitem quantity": RNG.integers(1, 5, N), "lineitem name": ITEMS})
+    frame["kontakt"] = [f"{user}@mail.example" for user in USERS]
+    frame["order_type"] = RNG.choice(["web", "shop"], N)
+    frame["id"] = [f"o{row}" if row % 2 else None for row in range(N)]
+    roles = _roles(tmp_path, frame)
+    assert [one.source for one in (*roles.user, *roles.item)] == ["kontakt", "lineitem name"]
+    assert "id" not in [one.source for one in possible_keys([*_columns(tmp_path, frame).values()], N)]
+    assert not _roles(tmp_path, frame.drop(columns="kontakt")).user
+    only_weak = pd.DataFrame({"user": USERS, "device_category": RNG.choice(["mobile", "desktop"], N)})
+    assert not _roles(tmp_path, only_weak).item
+
+
+def test_an_item_with_many_nulls_is_found_by_its_name(tmp_path: Path) -> None:
+    """Rows such as views of other pages have no item."""
+    frame = pd.DataFrame({"user": USERS, "device_category": RNG.choice(["mobile", "desktop"], N)})
+    frame["item_id"] = np.where(np.arange(N) % 3 == 0, ITEMS, None)
+    assert [one.source for one in _roles(tmp_path, frame).item] == ["item_id"]
 
 
 def test_a_key_with_nulls_is_the_last_choice(tmp_path: Path) -> None:
