@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -186,16 +187,42 @@ def no_keys(log: NewLog) -> ConfigError:
             "(0 or 1)",
         )
     if log.user is None and log.item is None:
-        return ConfigError(
+        error = ConfigError(
             f"no column of {path} looks like the user or the item of a row: {sources}",
             "name them: --user COLUMN --item COLUMN (columns of files without a header are c1, c2, …)",
         )
+        return _with_arrays(error, log.table.sample)
     known, missing = ("user", "item") if log.item is None else ("item", "user")
     column = log.keys[0].sampled.source
-    return ConfigError(
+    error = ConfigError(
         f"no column of {path} looks like the {missing} of a row: {sources}; {column} is the {known}",
         f"name it: --{missing} COLUMN, or pass the table of {missing}s with --{missing}s",
     )
+    return _with_arrays(error, log.table.sample)
+
+
+def _with_arrays(error: ConfigError, sample: TableSample) -> ConfigError:
+    """Returns the error. It names a column with arrays of objects, such as the items of an order."""
+    arrays = [one.name for one in sample.rows.schema if _has_objects(one.type)]
+    if not arrays:
+        return error
+    array, command = arrays[0], ""
+    if sample.format == "jsonl":
+        others = [one.name.split(".")[0] for one in sample.rows.schema if not _has_objects(one.type)]
+        kept = ", ".join(f"{json.dumps(name)}: .{json.dumps(name)}" for name in dict.fromkeys(others))
+        objects = "".join(f".{json.dumps(name)}" for name in array.split("."))
+        file = sample.path.files[0].rsplit("/", 1)[-1]
+        command = f", such as by `jq -c '{{{kept}}} + {objects}[]?' {file} > rows_{file}`"
+    return ConfigError(
+        f"{error.problem}; {array} has arrays of objects, which are no columns",
+        f"write one row for each object of {array}{command}; or {error.remedy}",
+    )
+
+
+def _has_objects(kind: pa.DataType) -> bool:
+    """Returns whether a column has arrays of objects."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return is_list and pa.types.is_struct(kind.value_type)
 
 
 def _shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:

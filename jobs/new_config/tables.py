@@ -28,6 +28,7 @@ from etl.inference.column_types import (
 from etl.inference.roles import is_id_name, is_key_name, with_lists_of_items
 from etl.inference.sample import TableSample, find_table, read_sample
 from etl.raw.text_values import integers, numbers, text_lists
+from etl.readers.jsonl import refuse_names_with_points
 
 # A column of texts with a larger share of distinct values contains titles or addresses instead of categories.
 _MOST_DISTINCT_SHARE, _MOST_CATEGORIES = 0.5, 100_000
@@ -130,9 +131,14 @@ class NewTable:
         """Returns the keys of the section: path, format and columns.
 
         Files without names of columns need all columns. For other files, only the used columns are listed.
+
+        Raises:
+            DataError: a used column of JSON lines has a name that no reader finds.
         """
         sample, names = self.sample, {column.name for column in used}
         listed = [one for one in self.columns if one.name in names or not sample.has_names]
+        sources = [one.sampled.source for one in listed]
+        refuse_names_with_points(sample.path.files[0], [one for one in sources if one in sample.with_points])
         section: dict[str, object] = {"path": sample.path.pattern, "format": sample.format}
         if sample.separator not in (None, "," if sample.format == "csv" else "\t"):
             section["separator"] = sample.separator

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from jobs import check_config, init
 from jobs.new_config.configuration import new_config
@@ -223,6 +225,35 @@ def test_ids_that_parquet_stores_as_floats_are_integers(tmp_path: Path) -> None:
     assert chosen.sections["keys"]["user"] == "user_id"
     types = {column.name: column.type for column in chosen.tables["log"].columns}
     assert (types["user_id"], types["item_price"]) == ("int", "float")
+
+
+def test_json_fields_with_points_in_their_names_are_refused(tmp_path: Path) -> None:
+    """As in `pandas.json_normalize`. If no used column has such a name, the file can be read."""
+    path = tmp_path / "log.jsonl"
+    log = pd.DataFrame({"user": USERS, "item": ITEMS, "at": TIMES.astype(str), "utm.source": ITEMS + 500})
+    log.to_json(path, orient="records", lines=True)
+    chosen = new_config(Wishes(str(path)), Questions(ask=False)).sections
+    assert [column["name"] for column in chosen["log"]["columns"]] == ["user", "item", "at"]
+    log.rename(columns={"user": "user.id"}).to_json(path, orient="records", lines=True)
+    with pytest.raises(DataError, match=r"the name of the field 'user\.id' has a point") as caught:
+        new_config(Wishes(str(path)), Questions(ask=False))
+    assert caught.value.remedy.endswith("log.jsonl > nested_log.jsonl`")
+
+
+@pytest.mark.processes
+def test_arrays_of_objects_are_named_with_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "orders.jsonl"
+    pairs = zip(USERS.tolist(), ITEMS.tolist(), strict=True)
+    orders = [{"user": {"id": user}, "at": 5, "lines": [{"product_id": item}]} for user, item in pairs]
+    path.write_text("".join(f"{json.dumps(order)}\n" for order in [*orders, {"user": {"id": 7}, "at": 5}]))
+    with pytest.raises(ConfigError, match=r"user\.id is the user; lines has arrays of objects") as caught:
+        new_config(Wishes(str(path)), Questions(ask=False))
+    _, program, _ = caught.value.remedy.split("'")
+    if (jq := shutil.which("jq")) is not None:
+        rows = subprocess.run([jq, "-c", program, path], capture_output=True, check=True).stdout
+        path.write_bytes(rows)
+        keys = new_config(Wishes(str(path)), Questions(ask=False)).sections["keys"]
+        assert (len(rows.splitlines()), keys) == (N, {"user": "user_id", "item": "product_id"})
 
 
 def test_an_item_that_other_rows_lack_is_questioned(tmp_path: Path) -> None:
