@@ -89,6 +89,8 @@ _PROBED = 2_000
 _FIRST_SECOND, _LAST_SECOND = 631_152_000, 2_208_988_800
 _DAY_MICROS = 86_400_000_000
 _UNITS: tuple[tuple[str, int], ...] = (("s", 1), ("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000))
+# Floats of 64 and of 32 bits below these numbers represent integers exactly.
+_EXACT, _EXACT_OF_32_BITS = 2.0**53, 2.0**24
 # A column depends on a key if nearly all rows with the same key have the same value. The number of exceptions
 # must not exceed the first share of all rows. It must also not exceed the second share of the rows that have
 # a value other than the column's most frequent one.
@@ -239,6 +241,18 @@ def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
     return np.asarray(pc.cast(array, pa.float64(), safe=False).drop_null().to_numpy())
 
 
+def whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Returns floats as integers; None if a float is not an integer, or too large to represent each integer.
+
+    pandas stores integers as floats if other rows have no value.
+    """
+    most = _EXACT_OF_32_BITS if pa.types.is_float32(values.type) else _EXACT
+    floats = numbers_of(values)
+    if (floats != np.floor(floats)).any() or (np.abs(floats) >= most).any():
+        return None
+    return pc.cast(values, pa.int64())
+
+
 def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
     """Returns whether nearly all rows with the same key have the same value in a column.
 
@@ -278,6 +292,9 @@ def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledC
         flat = pc.list_flatten(values)
         return _counted(blank, flat)
     column = _counted(blank, values)
+    if kind == "float" and _TIME_NAME.search(name) and (whole := whole_numbers(values)) is not None:
+        timed = replace(column, type="int", values=whole, unit=_unit(name, column, whole.drop_null()))
+        return column if timed.unit is None else timed
     return replace(column, unit=_unit(name, column, values.drop_null())) if kind == "int" else column
 
 

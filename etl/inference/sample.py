@@ -416,6 +416,13 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
     width = Counter(map(len, head)).most_common(1)[0][0]
     rows = [fields for fields in head if len(fields) == width]
     has_names = len(head[0]) == width and _is_header(rows[0], rows[1:])
+    has_row_names = len(head[0]) == width - 1 > 1 and len({fields[0] for fields in rows}) == len(rows)
+    if has_row_names and _is_header(head[0], [fields[1:] for fields in rows]):
+        raise DataError(
+            f"{path.files[0]}: the first line has {width - 1} names, but the other lines have {width} "
+            "fields, as write.table of R writes row names",
+            "write the table with row.names = FALSE, or add a name for the first column to the first line",
+        )
     names = rows[0] if has_names else [f"c{number}" for number in range(1, width + 1)]
     repeated = [name for name in names if name.strip() and names.count(name) > 1]
     if repeated:

@@ -24,6 +24,7 @@ from etl.inference.column_types import (
     numbers_of,
     sampled_columns,
     unique_names,
+    whole_numbers,
 )
 from etl.inference.roles import is_id_name, is_key_name, with_lists_of_items
 from etl.inference.sample import TableSample, find_table, read_sample
@@ -52,8 +53,6 @@ _BETWEEN_SHARE = 0.8
 _JOINED_SHARE = 0.2
 # A column of the log becomes a key of the log if a table of attributes has at least this share of its ids.
 _CERTAIN_SHARE = 0.5
-# Floats below this number represent integers exactly.
-_EXACT = 2.0**53
 # Names that columns of the new configuration must not have, except `label` in the log.
 RESERVED_NAMES = (*RESERVED, WEIGHT_COLUMN, "history", *LIST_COLUMNS["user"], *LIST_COLUMNS["item"])
 
@@ -194,11 +193,8 @@ def _with_ids(column: SampledColumn, *, is_key: bool = False) -> SampledColumn:
         return column
     if pa.types.is_string(column.values.type):
         return replace(column, type="string")
-    ids = numbers_of(column.values)
-    # pandas stores integers as floats if other rows have no value.
-    if (ids != np.floor(ids)).any() or (np.abs(ids) >= _EXACT).any():
-        return column
-    return replace(column, type="int", values=pc.cast(column.values, pa.int64()))
+    whole = whole_numbers(column.values)
+    return column if whole is None else replace(column, type="int", values=whole)
 
 
 def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:

@@ -217,14 +217,22 @@ def test_events_of_google_analytics_have_a_user_and_an_item(
     assert named.open == []
 
 
-def test_ids_that_parquet_stores_as_floats_are_integers(tmp_path: Path) -> None:
-    """pandas stores integers as floats if rows of other visitors have none; prices stay floats."""
-    log = pd.DataFrame({"user_id": np.where(USERS < 4, np.nan, USERS * 1.0), "item": ITEMS, "at": TIMES})
-    log.assign(item_price=ITEMS * 1.5).to_parquet(tmp_path / "log.parquet")
-    chosen = new_config(Wishes(str(tmp_path / "log.parquet")), Questions(ask=False))
+def test_ids_and_times_that_parquet_stores_as_floats_are_integers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pandas stores integers as floats if other rows have none; prices stay floats."""
+    monkeypatch.chdir(tmp_path)
+    log = pd.DataFrame({"user_id": np.where(USERS < 4, np.nan, USERS * 1.0), "item": ITEMS})
+    log["at"] = TIMES.astype("datetime64[s]").astype(np.int64) * 1.0
+    log.loc[7, "at"] = np.nan
+    log.assign(item_price=ITEMS * 1.5).to_parquet("log.parquet")
+    chosen = new_config(Wishes("log.parquet"), Questions(ask=False))
     assert chosen.sections["keys"]["user"] == "user_id"
+    assert chosen.sections["log"]["event_time"] == {"column": "at", "unit": "s"}
     types = {column.name: column.type for column in chosen.tables["log"].columns}
-    assert (types["user_id"], types["item_price"]) == ("int", "float")
+    assert (types["user_id"], types["at"], types["item_price"]) == ("int", "int", "float")
+    Path("log.yaml").write_text(init.yaml_of(chosen, ()))
+    assert check_config.main(["--config", "log.yaml", "--run-date", chosen.run_date]) == 0
 
 
 def test_json_fields_with_points_in_their_names_are_refused(tmp_path: Path) -> None:
