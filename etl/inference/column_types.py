@@ -41,6 +41,7 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     (ISO, "date"),
     (ISO, "timestamp"),
     ("%Y-%m-%d %H:%M:%S UTC", "timestamp"),
+    ("%Y-%m-%d %H:%M:%S %z", "timestamp"),
     ("%m/%d/%Y %I:%M:%S %p", "timestamp"),
     ("%d/%m/%Y %H:%M:%S", "timestamp"),
     ("%m/%d/%Y %H:%M:%S", "timestamp"),
@@ -48,6 +49,12 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%m/%d/%Y %H:%M", "timestamp"),
     ("%d.%m.%Y %H:%M:%S", "timestamp"),
     ("%d.%m.%Y %H:%M", "timestamp"),
+    ("%d/%m/%y %H:%M:%S", "timestamp"),
+    ("%m/%d/%y %H:%M:%S", "timestamp"),
+    ("%d/%m/%y %H:%M", "timestamp"),
+    ("%m/%d/%y %H:%M", "timestamp"),
+    ("%d.%m.%y %H:%M:%S", "timestamp"),
+    ("%d.%m.%y %H:%M", "timestamp"),
     ("%Y/%m/%d %H:%M:%S", "timestamp"),
     ("%a %b %d %H:%M:%S %z %Y", "timestamp"),
     ("%a, %d %b %Y %H:%M:%S %z", "timestamp"),
@@ -56,11 +63,16 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%d/%m/%Y", "date"),
     ("%m/%d/%Y", "date"),
     ("%d.%m.%Y", "date"),
+    ("%d/%m/%y", "date"),
+    ("%m/%d/%y", "date"),
     ("%Y/%m/%d", "date"),
     ("%d %b %Y", "date"),
     ("%b %d, %Y", "date"),
     ("%B %d, %Y", "date"),
 )
+# This notation is tried only for columns whose name means a time, because versions of software, such as
+# 7.12.20, look like it.
+_SHORT_WITH_POINTS: tuple[str, ColumnType] = ("%d.%m.%y", "date")
 # Notations of times of day without a date. A text such as 3:1 counts as a time only if the column's name
 # means a time.
 _OF_DAY: tuple[str, ...] = (ISO, "%H:%M:%S", "%I:%M:%S %p", "%I:%M %p")
@@ -77,6 +89,8 @@ _PROBED = 2_000
 _FIRST_SECOND, _LAST_SECOND = 631_152_000, 2_208_988_800
 _DAY_MICROS = 86_400_000_000
 _UNITS: tuple[tuple[str, int], ...] = (("s", 1), ("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000))
+# Floats of 64 and of 32 bits below these numbers represent integers exactly.
+_EXACT, _EXACT_OF_32_BITS = 2.0**53, 2.0**24
 # A column depends on a key if nearly all rows with the same key have the same value. The number of exceptions
 # must not exceed the first share of all rows. It must also not exceed the second share of the rows that have
 # a value other than the column's most frequent one.
@@ -227,6 +241,18 @@ def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
     return np.asarray(pc.cast(array, pa.float64(), safe=False).drop_null().to_numpy())
 
 
+def whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Returns floats as integers; None if a float is not an integer, or too large to represent each integer.
+
+    pandas stores integers as floats if other rows have no value.
+    """
+    most = _EXACT_OF_32_BITS if pa.types.is_float32(values.type) else _EXACT
+    floats = numbers_of(values)
+    if (floats != np.floor(floats)).any() or (np.abs(floats) >= most).any():
+        return None
+    return pc.cast(values, pa.int64())
+
+
 def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
     """Returns whether nearly all rows with the same key have the same value in a column.
 
@@ -266,6 +292,9 @@ def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledC
         flat = pc.list_flatten(values)
         return _counted(blank, flat)
     column = _counted(blank, values)
+    if kind == "float" and _TIME_NAME.search(name) and (whole := whole_numbers(values)) is not None:
+        timed = replace(column, type="int", values=whole, unit=_unit(name, column, whole.drop_null()))
+        return column if timed.unit is None else timed
     return replace(column, unit=_unit(name, column, values.drop_null())) if kind == "int" else column
 
 
@@ -313,7 +342,7 @@ def _text_column(
     if _matching(probe, _DIGITS_ONLY):
         is_clock = _is_clock_of_digits(name, probe)
         return replace(column, type="time", format=_CLOCK_OF_DIGITS) if is_clock else column
-    timed = _notation(filled)
+    timed = _notation(name, filled)
     if timed is not None:
         return replace(column, type=timed[1], format=timed[0])
     for notation in (*_OF_DAY, *([_OF_NAMED_CLOCKS] if _CLOCK_NAME.search(name) else [])):
@@ -399,8 +428,8 @@ def _read(probe: pa.Array, notation: str, kind: ColumnType) -> np.ndarray:
     return np.asarray(_times(probe, notation, kind).is_valid())
 
 
-def _notation(texts: pa.ChunkedArray) -> tuple[str, ColumnType] | None:
-    """Returns the notation of times in which most texts are written; None if no notation fits.
+def _notation(name: str, texts: pa.ChunkedArray) -> tuple[str, ColumnType] | None:
+    """Returns the notation of times in which most texts of a column are written; None if no notation fits.
 
     A notation fits if nearly all distinct texts are such times, or if nearly all rows have such times. In the
     second case, most distinct texts must be such times too, so that a frequent text does not decide. Of equal
@@ -409,7 +438,7 @@ def _notation(texts: pa.ChunkedArray) -> tuple[str, ColumnType] | None:
     counts = texts.combine_chunks().value_counts()[:_PROBED]
     probe, rows = counts.field("values"), counts.field("counts").to_numpy()
     best, most = None, 0
-    for notation in _NOTATIONS:
+    for notation in (*_NOTATIONS, *([_SHORT_WITH_POINTS] if _TIME_NAME.search(name) else [])):
         is_time = _read(probe, *notation)
         of_rows = rows[is_time].sum() / rows.sum()
         fits = of_rows >= _FITTING_SHARE and is_time.mean() >= _DISTINCT_SHARE

@@ -51,6 +51,13 @@ _ITEM_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("artikel", "produkt", "produit", "producto", "prodotto", "articulo", "articolo"), 10),
     **dict.fromkeys(("товар", "артикул", "продукт", "商品", "物品", "アイテム", "상품"), 10),
 }
+# A column whose name has only words with fewer points is a doubtful key, and no key if it has few values.
+_SURE = 5
+# A column of e-mail addresses, or of their hashes, gets these points as a user.
+_ADDRESS_POINTS = 10
+_ADDRESS_NAME = re.compile(r"(^|_)e?_?mail(_(hash|hashed|sha_?256|md5))?$|^hashed_e?_?mail$")
+# The end of the names of keys.
+_KEY_END = re.compile(r"(^|_)(id|key|code|no|nr|number|nummer)$")
 _ID_WORD = re.compile(
     r"(^|_)(id|key|code|no|nr|number|idx|index|nummer)s?($|_)|id$|idx$|nr$|nummer$", re.IGNORECASE
 )
@@ -79,31 +86,9 @@ _EVENT_WEIGHTS: Mapping[str, float] = {
 }
 # Words in the names of events that are not clicks: they undo another event, or report that it failed.
 _NO_EVENT = {
-    *(
-        "remove",
-        "removed",
-        "delete",
-        "deleted",
-        "cancel",
-        "cancelled",
-        "canceled",
-        "refund",
-        "refunded",
-        "return",
-    ),
-    *(
-        "returned",
-        "dislike",
-        "disliked",
-        "unlike",
-        "skip",
-        "skipped",
-        "error",
-        "fail",
-        "failed",
-        "not",
-        "abandon",
-    ),
+    *("remove", "removed", "delete", "deleted", "cancel", "cancelled", "canceled", "refund", "refunded"),
+    *("return", "returned", "dislike", "disliked", "unlike", "skip", "skipped", "error", "fail", "failed"),
+    *("not", "abandon"),
 }
 _SHOWN = ("impression", "show", "shown", "display", "exposure", "imp", "impress")
 _EVENT_WORDS = {*_EVENT_WEIGHTS, *_NO_EVENT, *_SHOWN}
@@ -151,7 +136,7 @@ _FEWEST_EVENTS, _MOST_UNKNOWN_EVENTS, _ROWS_OF_AN_EVENT = 2, 12, 5
 _DOUBT = 3
 # Maximum shares of nulls in a key column and in the user column. Rows without a key are quarantined. Rows
 # of anonymous visitors are only left out, so the user column may have more nulls.
-_MOST_NULL_KEYS, _MOST_ANONYMOUS = 0.04, 0.6
+MOST_NULL_KEYS, _MOST_ANONYMOUS = 0.04, 0.6
 # A key column has at least the first number of distinct values, and at most the second number times its rows.
 _FEWEST_KEYS, _MOST_KEYS = 20, 0.9
 # Names, in other languages, of columns with the titles of items. Accents are removed before names are
@@ -181,7 +166,7 @@ _NO_TITLE_NAME = re.compile(
 # that are not in the sample.
 _KNOWN_ITEMS, _SEVERAL_ITEMS = 0.05, 0.3
 # A column contains e-mail addresses if at least this share of its texts are e-mail addresses.
-_ADDRESSES = 0.9
+_ADDRESSES, _MOST_ADDRESSES = 0.9, 10_000
 # Names of columns that say whether an item is in stock, and names of columns that say whether it is out of
 # stock.
 _STOCK_NAME = re.compile(
@@ -216,6 +201,7 @@ class LabelGuess:
         weights: maps events that are clicks to the weights of their rows; empty if the label is not a column
             of events.
         left_out: events that are not clicks.
+        shown: the events of items that were shown, whether or not they were clicked.
         has_shown: whether the log also has rows of items that were shown but not clicked.
         why: the reason for this choice, as a clause for messages.
         is_certain: whether neither the name nor the values of the column leave a doubt.
@@ -225,6 +211,7 @@ class LabelGuess:
     positive_at_least: float | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
     has_shown: bool = False
     why: str = "no column shows which rows are clicks, so every row counts as a click"
     is_certain: bool = True
@@ -271,12 +258,11 @@ def roles_of(columns: Sequence[SampledColumn], rows: int, *, has_names: bool) ->
         and not column.is_time
         and column.distinct > 1
     ]
-    filled = [column for column in ids if column.nulls <= _MOST_NULL_KEYS * max(rows, 1)]
-    known = [column for column in ids if column.nulls <= _MOST_ANONYMOUS * max(rows, 1)]
     if has_names:
-        users, items = _keys_by_name(known or ids, filled or ids)
+        known = [column for column in ids if column.nulls <= _MOST_ANONYMOUS * max(rows, 1)]
+        users, items = _keys_by_name(known or ids, ids)
     else:
-        users, items = _keys_by_order(filled or ids, rows)
+        users, items = _keys_by_order([one for one in ids if is_filled(one)] or ids, rows)
     group = None
     if label.has_shown:
         keys = {column.source for column in (*users[:1], *items[:1])}
@@ -470,7 +456,9 @@ def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
     is_certain = not has_names or is_named or (is_known and not is_of_type)
     why = f"{column.source} has the events {sorted(events)}"
     weights_of_clicks = dict.fromkeys(known, 1.0) if shown else known
-    return LabelGuess(column, None, weights_of_clicks, others, bool(shown), why, is_certain)
+    return LabelGuess(
+        column, None, weights_of_clicks, others, tuple(shown), bool(shown), why, is_certain=is_certain
+    )
 
 
 def _event_weight(event: str) -> float | None:
@@ -612,8 +600,8 @@ def _most_like_titles(columns: Sequence[SampledColumn], longest: int) -> Sampled
 
 
 def has_addresses(column: SampledColumn) -> bool:
-    """Returns whether nearly all texts of a column are e-mail addresses."""
-    texts = column.values.drop_null()
+    """Returns whether nearly all texts of a column are e-mail addresses. Only the first ones are read."""
+    texts = column.values.drop_null().slice(0, _MOST_ADDRESSES)
     if column.type not in ("string", "list<string>") or not pa.types.is_string(texts.type) or not len(texts):
         return False
     fitting = pc.sum(pc.match_substring_regex(texts, r"^[^@\s]+@[^@\s]+\.[^@\s.]+$")).as_py()
@@ -715,7 +703,35 @@ def _keys_by_name(
 def possible_keys(columns: Sequence[SampledColumn], rows: int) -> list[SampledColumn]:
     """Returns the columns whose values may be ids of users or items: many values that occur several times."""
     ids = [one for one in columns if one.type in ("int", "string") and not one.is_time]
-    return [one for one in ids if _FEWEST_KEYS <= one.distinct <= _MOST_KEYS * max(rows, 1)]
+    return [one for one in ids if _FEWEST_KEYS <= one.distinct <= _MOST_KEYS * max(rows - one.nulls, 1)]
+
+
+def is_filled(column: SampledColumn) -> bool:
+    """Returns whether a column has few nulls, so that it may be a key."""
+    return column.nulls <= MOST_NULL_KEYS * max(len(column.values), 1)
+
+
+def doubt_of_name(column: SampledColumn, role: str) -> str | None:
+    """Returns why the name of a column does not prove that it is the user or the item, as a clause.
+
+    Args:
+        column: a column that was chosen by its name.
+        role: user or item.
+    """
+    name, words = plain_name(column.source), _USER_WORDS if role == "user" else _ITEM_WORDS
+    has_mail = role == "user" and (_ADDRESS_NAME.search(name) or has_addresses(column))
+    if _weight(name, words) < _SURE and not has_mail:
+        return f"no column has a more usual name of the {role}"
+    if column.distinct < _FEWEST_KEYS and not (is_id_name(name) or name in words):
+        return f"it has only {column.distinct} different values"
+    return None
+
+
+def is_key_name(source: str) -> bool:
+    """Returns whether the name of a column says that it has ids of users or items, such as `item_no`."""
+    name, words = plain_name(source), {**_USER_WORDS, **_ITEM_WORDS}
+    is_id = bool(_KEY_END.search(name)) or name in words or name.removesuffix("id") in words
+    return is_id and _weight(name, words) >= _SURE
 
 
 def is_id_name(source: str) -> bool:
@@ -723,44 +739,33 @@ def is_id_name(source: str) -> bool:
     return bool(_ID_WORD.search(plain_name(source)))
 
 
-def shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns a column whose values list shown items, with 1 after a clicked item: `N1-0 N2-1`."""
-    for column in columns:
-        texts = column.values.drop_null()
-        if not pa.types.is_string(texts.type) or not len(texts):
-            continue
-        has_several = pc.match_substring_regex(texts.slice(0, 1_000), r"^\S+[-:_][01]([ ,;|]\S+[-:_][01])+$")
-        if pc.sum(has_several).as_py() > len(texts.slice(0, 1_000)) / 2:
-            return column
-    return None
-
-
-def share_of_most_frequent(column: SampledColumn) -> float:
-    """Returns the share of the most frequent value among the values of a column that are not null."""
-    texts = column.values.drop_null()
-    if not len(texts):
-        return 0.0
-    return float(pc.max(texts.value_counts().field("counts")).as_py()) / len(texts)
-
-
 def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[SampledColumn]:
     """Returns the columns whose names contain one of the words, the best column first.
 
-    An id such as `product_id` is preferred to `product_name`.
+    An id such as `product_id` is preferred to `product_name`. A column with few values is no key if its name
+    is no sure sign. Columns of e-mail addresses are users.
     """
 
     def points(column: SampledColumn) -> float:
         name = plain_name(column.source)
-        weight = max((weight for word, weight in words.items() if word in name), default=0)
-        if not weight:
-            return 0.0
+        weight, has_few = _weight(name, words), column.distinct < _FEWEST_KEYS
         is_id = bool(_ID_WORD.search(name)) or name in words
-        is_filled = column.nulls <= _MOST_NULL_KEYS * max(len(column.values), 1)
-        return weight + (5 if is_id else 0) - (0 if is_filled else 1)
+        value = float(weight + (5 if is_id else 0)) if weight else 0.0
+        if words is _USER_WORDS and (_ADDRESS_NAME.search(name) or has_addresses(column)):
+            value = max(value, _ADDRESS_POINTS)
+        if not value or (has_few and value < _ADDRESS_POINTS and weight < _SURE):
+            return 0.0
+        # Few values, such as quantities or kinds of items, are rather attributes.
+        return value - (0 if is_filled(column) else 1) - (_DOUBT + 1 if has_few and not is_id else 0)
 
     scored = sorted(((points(column), -number) for number, column in enumerate(ids)), reverse=True)
     best = scored[0][0] if scored else 0.0
     return [ids[-place] for value, place in scored if value > 0 and value >= best - _DOUBT]
+
+
+def _weight(name: str, words: Mapping[str, int]) -> int:
+    """Returns the most points of a word in the name of a column; 0 without such a word."""
+    return max((weight for word, weight in words.items() if word in name), default=0)
 
 
 def _keys_by_order(

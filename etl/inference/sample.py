@@ -110,6 +110,7 @@ class TableSample:
         all_rows: estimated number of rows of all files; None if the first file has more rows than were read.
             The estimate assumes that the rows of all files have the same mean size in bytes.
         encoding: the encoding of text files.
+        with_points: the columns of JSON lines whose fields have names with points, which no reader finds.
     """
 
     path: RawPath
@@ -121,6 +122,7 @@ class TableSample:
     is_whole: bool
     all_rows: int | None
     encoding: Encoding = UTF8
+    with_points: tuple[str, ...] = ()
 
     @property
     def has_displays(self) -> bool:
@@ -414,6 +416,13 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
     width = Counter(map(len, head)).most_common(1)[0][0]
     rows = [fields for fields in head if len(fields) == width]
     has_names = len(head[0]) == width and _is_header(rows[0], rows[1:])
+    has_row_names = len(head[0]) == width - 1 > 1 and len({fields[0] for fields in rows}) == len(rows)
+    if has_row_names and _is_header(head[0], [fields[1:] for fields in rows]):
+        raise DataError(
+            f"{path.files[0]}: the first line has {width - 1} names, but the other lines have {width} "
+            "fields, as write.table of R writes row names",
+            "write the table with row.names = FALSE, or add a name for the first column to the first line",
+        )
     names = rows[0] if has_names else [f"c{number}" for number in range(1, width + 1)]
     repeated = [name for name in names if name.strip() and names.count(name) > 1]
     if repeated:
@@ -601,16 +610,21 @@ def _shallow_json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: b
     for end in (rest[-_LAST_ROWS:], *others):
         rows += _json_rows(path, end, is_first=False)
     first_is_whole &= len(rest) <= _LAST_ROWS
-    flat: dict[str, list[object]] = {}
+    flat: dict[tuple[str, ...], list[object]] = {}
     for number, row in enumerate(rows):
-        for name, value in _leaves("", row if isinstance(row, dict) else {}):
-            column = flat.setdefault(name, [])
+        for fields, value in _leaves((), row if isinstance(row, dict) else {}):
+            column = flat.setdefault(fields, [])
             column.extend([None] * (number - len(column)))
             column.append(value)
-    columns = {
-        name: _json_column([*values, *[None] * (len(rows) - len(values))]) for name, values in flat.items()
-    }
-    return _sample(path, "jsonl", pa.table(columns), first_is_whole, path.files)
+    has_point = {fields: any("." in field for field in fields) for fields in flat}
+    columns, with_points = {}, []
+    for fields in sorted(flat, key=lambda fields: has_point[fields]):
+        name, values = ".".join(fields), flat[fields]
+        if name not in columns:
+            columns[name] = _json_column([*values, *[None] * (len(rows) - len(values))])
+            with_points += [name] if has_point[fields] else []
+    sample = _sample(path, "jsonl", pa.table(columns), first_is_whole, path.files)
+    return replace(sample, with_points=tuple(with_points))
 
 
 def _json_rows(path: RawPath, lines: Sequence[bytes], *, is_first: bool = True) -> list[Any]:
@@ -640,16 +654,16 @@ def _from_array(path: str, line: bytes) -> str:
     return f"; for an array: `jq -c '.[]' {name} > {name.rsplit('.', 1)[0]}.jsonl`"
 
 
-def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]:
+def _leaves(prefix: tuple[str, ...], row: dict[str, object]) -> Iterable[tuple[tuple[str, ...], object]]:
     """Yields (path, value) for the values of a JSON object and of its nested objects.
 
-    A path is, for example, `a.b`.
+    A path has the names of fields, such as ("a", "b") for the field `b` of the object `a`.
     """
     for name, value in row.items():
         if isinstance(value, dict):
-            yield from _leaves(f"{prefix}{name}.", value)
+            yield from _leaves((*prefix, name), value)
         else:
-            yield f"{prefix}{name}", value
+            yield (*prefix, name), value
 
 
 def _json_column(values: list[object]) -> pa.Array:

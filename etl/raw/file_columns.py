@@ -21,7 +21,7 @@ from conf.errors import ConfigError, DataError
 from conf.raw_types import SEPARATORS, Encoding, EventTime, RawTable
 from conf.raw_types import Column as RawColumn
 from etl.raw import text_values
-from etl.raw.file_splits import NOT_COMPRESSED, as_utf8, compression
+from etl.raw.file_splits import NOT_COMPRESSED, as_utf8, compression, refuse_utf16
 from etl.raw.text_values import WHOLE_RULE
 from storage import file_io
 
@@ -116,6 +116,7 @@ def _first_line(path: str, encoding: Encoding) -> str:
     Like all lines, the header ends at LF, CR LF or CR.
     """
     start = first_bytes(path, _LONGEST_HEADER_BYTES)
+    refuse_utf16(path, start)
     first = re.split(b"[\r\n]", start, maxsplit=1)[0]
     if len(first) == _LONGEST_HEADER_BYTES:
         raise DataError(

@@ -31,6 +31,14 @@ _PIECE_BYTES = 1 << 19  # Number of bytes that are decompressed at once. They fi
 _READ_AHEAD_BYTES = 1 << 14  # Number of bytes to read after a split, because its last line may end there.
 _LF, _CR = ord("\n"), ord("\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# The byte order marks of encodings that no reader knows. The longer marks begin with the shorter ones.
+_OTHER_MARKS = (
+    *((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32")),
+    *((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")),
+)
+# A file without a mark is in UTF-16 if at least the share _ZEROS of every second byte is zero. Only the first
+# _MARKED_BYTES are checked, and files with fewer bytes than _FEWEST_BYTES are not.
+_MARKED_BYTES, _FEWEST_BYTES, _ZEROS = 512, 8, 0.9
 NOT_COMPRESSED = (
     "deliver the file again: it is damaged or incomplete, or its compression does not match its name"
 )
@@ -116,10 +124,13 @@ def read_blocks(
         encoding: the encoding of the file. Blocks are always UTF-8.
 
     Raises:
-        DataError: a line is longer than 64 MiB, or a compressed file is damaged or becomes too large.
+        DataError: a line is longer than 64 MiB, the file is in UTF-16 or UTF-32, or a compressed file is
+            damaged or becomes too large.
     """
     size = block_bytes or (FILE_SPLIT_BYTES if file_split.end is None else BLOCK_BYTES)
     for index, (data, stop) in enumerate(_raw_blocks(file_split, size)):
+        if index == 0 and file_split.start == 0:
+            refuse_utf16(file_split.path, bytes(data[:_MARKED_BYTES]))
         marked = index == 0 and file_split.start == 0 and data.startswith(_BYTE_ORDER_MARK)
         first = len(_BYTE_ORDER_MARK) if marked else 0
         has_cr = data.find(b"\r", first, stop) >= 0
@@ -133,6 +144,35 @@ def read_blocks(
                 yield data
             else:
                 yield memoryview(data)[start:end]  # slicing the bytes object itself would copy it
+
+
+def refuse_utf16(path: str, start: bytes) -> None:
+    """Raises DataError if a text file is in UTF-16 or UTF-32.
+
+    Such a file begins with a byte order mark, or nearly every second byte is zero.
+
+    Args:
+        path: the file.
+        start: its first bytes after decompression.
+    """
+    start = start[:_MARKED_BYTES]
+    name = next((name for mark, name in _OTHER_MARKS if start.startswith(mark)), None)
+    if name is None and len(start) >= _FEWEST_BYTES:
+        for first, order in ((1, "UTF-16LE"), (0, "UTF-16BE")):
+            zeros, others = start[first::2], start[1 - first :: 2]
+            if zeros.count(0) >= _ZEROS * len(zeros) and not others.count(0):
+                name = order
+    if name is None:
+        return
+    file = path.rsplit("/", 1)[-1]
+    for ending in _CODECS:
+        file = file.removesuffix(ending)
+    is_compressed = compression(path) is not None
+    raise DataError(
+        f"{path} is in the encoding {name}, but text files must be in UTF-8 or windows-1252",
+        f"convert the file{' after decompressing it' if is_compressed else ''}: "
+        f"`iconv -f {name} -t UTF-8 {file} > utf8_{file}`",
+    )
 
 
 def as_utf8(text: bytes, encoding: Encoding) -> bytes:

@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 BROKEN, NOT_UTF8 = "json", "not_utf8"
 _HEAD_BYTES = 2**20  # number of bytes at the start of each file in which the reader looks for the columns
 _QUOTE, _OBJECT, _ARRAY = ord('"'), ord("{"), ord("[")
+# A program for jq that replaces each field such as `a.b` by the field b of the object a.
+_JQ_NESTED = (
+    'walk(if type == "object" then reduce to_entries[] as $one '
+    '({}; setpath($one.key | split("."); $one.value)) else . end)'
+)
 _MOST_SHOWN = 20  # a message about a line names at most this number of its fields
 
 
@@ -61,7 +66,7 @@ class JsonLinesReader(TableReader):
                 in none of the lines read.
         """
         missing = {column.source_name for column in table.columns if not column.optional}
-        present: list[str] = []
+        first: str | None = None
         for path in paths:
             head = _head(path, table.encoding)
             if head is None:
@@ -76,15 +81,22 @@ class JsonLinesReader(TableReader):
                     "deliver one JSON object in each line, without an array around them; or correct `format` "
                     "of this table in the configuration",
                 )
-            present = present or _fields_of(head[int(objects[0])].as_py())
+            first = first or head[int(objects[0])].as_py()
             missing -= {
                 name for name, values in zip(names, tokens, strict=True) if values.null_count < len(values)
             }
             if not missing:
                 break
+        present = [] if first is None else _fields_of(first)
+        with_points = [one.source_name for one in table.columns if "." in one.source_name]
+        if first is not None and (names := [name for name in with_points if name in present]):
+            _, tokens = _tokens(pa.array([first]), names)
+            unread = [name for name, token in zip(names, tokens, strict=True) if token.null_count]
+            refuse_names_with_points(paths[0], unread)
         if missing and present:
             raise DataError(
-                f"{paths[0]}: no line has the fields {sorted(missing)}; the first line has {present}",
+                f"{paths[0]}: no line has the fields {sorted(missing)}; the first line has "
+                f"{present[:_MOST_SHOWN]}",
                 "correct the names in the configuration (`source`, or `name` if `source` is not set; "
                 "`a.b` is the field b of the object a); or set `optional: true` for a field that all lines "
                 "may lack",
@@ -154,6 +166,25 @@ class JsonLinesReader(TableReader):
             malformed.result(),
             partial(texts_of_lines, block),
         )
+
+
+def refuse_names_with_points(path: str, names: Sequence[str]) -> None:
+    """Raises DataError if a field's name has a point, because a point in `source` is a step in a path.
+
+    Args:
+        path: the file.
+        names: the names of fields in its JSON objects, such as `user.id`, as `pandas.json_normalize` writes
+            them.
+    """
+    name = next((name for name in names if "." in name), None)
+    if name is None:
+        return
+    file = path.rsplit("/", 1)[-1]
+    raise DataError(
+        f"{path}: the name of the field {name!r} has a point; readers of JSON lines look for the field "
+        f"{name.split('.', 1)[1]!r} in the object {name.split('.', 1)[0]!r}",
+        f"convert such fields to objects: `jq -c '{_JQ_NESTED}' {file} > nested_{file}`",
+    )
 
 
 def _scan(block: bytes | memoryview, names: Sequence[str]) -> ScannedJson:
@@ -333,7 +364,7 @@ def _literal(text: str) -> str:
 
 def _fields_of(line: str) -> list[str]:
     fields = _run("SELECT unnest(json_keys(text)) AS value FROM block", pa.array([line])).column(0)
-    return [str(name) for name in fields.to_pylist()[:_MOST_SHOWN]]
+    return [str(name) for name in fields.to_pylist()]
 
 
 def _head(path: str, encoding: Encoding) -> pa.Array | None:

@@ -29,9 +29,11 @@ from jobs.new_config.log_columns import (
     Wishes,
     ask_for_unknown_user,
     ask_for_unread_time,
+    is_unique,
     log_of,
     no_keys,
     outcome_in,
+    share_without,
 )
 from jobs.new_config.questions import Questions
 from jobs.new_config.tables import (
@@ -225,22 +227,13 @@ def _add_tables(name: str, wishes: Wishes, log: NewLog, joined: _Joined, config:
         sections[section] = {**table.section([key, *used]), **table.titles}
     if log.user is not None and log.item is not None:
         sections["keys"] = _keys(log.user, log.item, log, config)
-    label: dict[str, Any] = {}
-    if log.label_column is not None:
-        label["column"] = log.label_column.name
-        if log.label.positive_at_least is not None:
-            label["positive_at_least"] = round(log.label.positive_at_least, 6)
-        if log.label.weights:
-            label["positive"] = list(log.label.weights)
-            if log.is_of_choices:
-                label["weights"] = dict(log.label.weights)
     used = [one for one in (*log.keys, *log.times, log.group, log.label_column) if one is not None]
     attributes = _attributes_of_log(log, joined)
     earlier = [one.column for one in _features_of_earlier_events(log, joined)]
     others = [*attributes, *(one for one in earlier if one not in attributes)]
     log_section: dict[str, Any] = log.table.section([*used, *others], _zone(wishes, log))
-    if label:
-        log_section["label"] = label
+    if log.label_column is not None:
+        log_section["label"] = _label(log.label_column, log)
     if log.time is not None:
         unit = log.time.sampled.unit
         of_day = {} if log.time_of_day is None else {"time_of_day": log.time_of_day.name}
@@ -252,10 +245,27 @@ def _add_tables(name: str, wishes: Wishes, log: NewLog, joined: _Joined, config:
     _limit_of_rejected(log, config)
 
 
+def _label(column: NamedColumn, log: NewLog) -> dict[str, Any]:
+    """Returns the section `log.label`.
+
+    With `weights`, rows of events that are not listed are left out.
+    """
+    guess, section = log.label, {"column": column.name}
+    if guess.positive_at_least is not None:
+        return {**section, "positive_at_least": round(guess.positive_at_least, 6)}
+    if not guess.weights:
+        return section
+    events = {**section, "positive": list(guess.weights)}
+    if log.is_of_choices:
+        return {**events, "weights": dict(guess.weights)}
+    kept = (*guess.shown, *guess.weights)
+    return {**events, "weights": dict.fromkeys(kept, 1.0)} if guess.left_out else events
+
+
 def _limit_of_rejected(log: NewLog, config: NewConfig) -> None:
     """Sets `quality.max_bad_share` if many rows of the sample have no item, time or label."""
     needed = [one for one in (log.item, *log.times, log.label_column) if one is not None]
-    missing = {one.sampled.source: one.sampled.nulls / max(log.rows, 1) for one in needed}
+    missing = {one.sampled.source: share_without(one.sampled, log.label) for one in needed}
     source, share = max(missing.items(), key=lambda entry: entry[1], default=("", 0.0))
     total = min(sum(missing.values()), 1.0)
     if total <= _FEW_REJECTED:
@@ -278,7 +288,8 @@ def _keys(user: NamedColumn, item: NamedColumn, log: NewLog, config: NewConfig) 
     if log.group is not None:
         section["group"] = log.group.name
     anonymous = user.sampled.nulls / max(log.rows, 1)
-    if anonymous > _FEW_ANONYMOUS:
+    # If each value occurs once, the column has no users: leaving out the other rows would hide this.
+    if anonymous > _FEW_ANONYMOUS and not is_unique(user.sampled):
         section["rows_without_user"] = "leave_out"
         config.notes["keys"] = (
             f"{anonymous:.1%} of the rows read have no user. They are counted and left out, because models "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,10 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError
 from etl.inference.column_types import SampledColumn
 from etl.inference.roles import (
+    MOST_NULL_KEYS,
     LabelGuess,
     Roles,
+    doubt_of_name,
     events_of,
     has_midnights,
     is_id_name,
@@ -26,8 +29,6 @@ from etl.inference.roles import (
     possible_keys,
     roles_of,
     roles_of_displays,
-    share_of_most_frequent,
-    shown_items_in,
     time_of_day_of,
 )
 from etl.inference.sample import TableSample
@@ -61,6 +62,18 @@ _KNOWN_BEFORE = re.compile(
 _VARIED_SHOWN, _VARIED_CLICKS, _MORE_OFTEN, _FEWEST_OF_A_KIND = 0.01, 0.05, 10, 20
 # An answer to the question which column has the events.
 _EVERY_ROW = "no column: every row is a click"
+# Answers to the question what other events mean in a log with shown items.
+_LEFT_OUT, _NOT_CLICKED, _CLICKED = (
+    "nothing: such rows are left out",
+    "the item was shown, but not clicked",
+    "the item was clicked",
+)
+_BY_NAME = "by its name"
+_BY_ID_NAME = "its name says that it has ids"
+# An event has no items if at most this share of its rows have one.
+_ROWS_WITH_ITEM = 0.01
+# A user column is doubtful if its values are distinct in a larger share of the rows that have one.
+_UNIQUE_SHARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -165,7 +178,7 @@ class NewLog:
 def no_keys(log: NewLog) -> ConfigError:
     """Returns the error for a log in which the column of the user, of the item, or both are not known."""
     path, sources = log.table.sample.path.files[0], [column.sampled.source for column in log.table.columns]
-    shown = shown_items_in([column.sampled for column in log.table.columns])
+    shown = _shown_items_in([column.sampled for column in log.table.columns])
     if shown is not None:
         return ConfigError(
             f"the column {shown.source} of {path} has several shown items in one field, such as "
@@ -174,24 +187,70 @@ def no_keys(log: NewLog) -> ConfigError:
             "(0 or 1)",
         )
     if log.user is None and log.item is None:
-        return ConfigError(
+        error = ConfigError(
             f"no column of {path} looks like the user or the item of a row: {sources}",
             "name them: --user COLUMN --item COLUMN (columns of files without a header are c1, c2, …)",
         )
+        return _with_arrays(error, log.table.sample)
     known, missing = ("user", "item") if log.item is None else ("item", "user")
     column = log.keys[0].sampled.source
-    return ConfigError(
+    error = ConfigError(
         f"no column of {path} looks like the {missing} of a row: {sources}; {column} is the {known}",
         f"name it: --{missing} COLUMN, or pass the table of {missing}s with --{missing}s",
     )
+    return _with_arrays(error, log.table.sample)
+
+
+def _with_arrays(error: ConfigError, sample: TableSample) -> ConfigError:
+    """Returns the error. It names a column with arrays of objects, such as the items of an order."""
+    arrays = [one.name for one in sample.rows.schema if _has_objects(one.type)]
+    if not arrays:
+        return error
+    array, command = arrays[0], ""
+    if sample.format == "jsonl":
+        others = [one.name.split(".")[0] for one in sample.rows.schema if not _has_objects(one.type)]
+        kept = ", ".join(f"{json.dumps(name)}: .{json.dumps(name)}" for name in dict.fromkeys(others))
+        objects = "".join(f".{json.dumps(name)}" for name in array.split("."))
+        file = sample.path.files[0].rsplit("/", 1)[-1]
+        command = f", such as by `jq -c '{{{kept}}} + {objects}[]?' {file} > rows_{file}`"
+    return ConfigError(
+        f"{error.problem}; {array} has arrays of objects, which are no columns",
+        f"write one row for each object of {array}{command}; or {error.remedy}",
+    )
+
+
+def _has_objects(kind: pa.DataType) -> bool:
+    """Returns whether a column has arrays of objects."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return is_list and pa.types.is_struct(kind.value_type)
+
+
+def _shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
+    """Returns a column whose values list shown items, with 1 after a clicked item: `N1-0 N2-1`."""
+    for column in columns:
+        texts = column.values.drop_null()
+        if not pa.types.is_string(texts.type) or not len(texts):
+            continue
+        has_several = pc.match_substring_regex(texts.slice(0, 1_000), r"^\S+[-:_][01]([ ,;|]\S+[-:_][01])+$")
+        if pc.sum(has_several).as_py() > len(texts.slice(0, 1_000)) / 2:
+            return column
+    return None
+
+
+def _share_of_most_frequent(column: SampledColumn) -> float:
+    """Returns the share of the most frequent value among the values of a column that are not null."""
+    texts = column.values.drop_null()
+    if not len(texts):
+        return 0.0
+    return float(pc.max(texts.value_counts().field("counts")).as_py()) / len(texts)
 
 
 def ask_for_unknown_user(log: NewLog, questions: Questions) -> None:
     """Records a question if one user has so many rows that its id may stand for unknown users."""
     user = None if log.user is None else log.user.sampled
-    if user is not None and user.distinct > _FEW_USERS and share_of_most_frequent(user) > _MOST_OF_A_USER:
+    if user is not None and user.distinct > _FEW_USERS and _share_of_most_frequent(user) > _MOST_OF_A_USER:
         questions.open.append(
-            f"Is {user.examples[0]!r} a user? {share_of_most_frequent(user):.0%} of the rows have this "
+            f"Is {user.examples[0]!r} a user? {_share_of_most_frequent(user):.0%} of the rows have this "
             f"{user.source}; if it stands for unknown users, add it to log.null_values and set "
             "keys.rows_without_user: leave_out, or choose another column with --user"
         )
@@ -215,7 +274,8 @@ def outcome_in(column: SampledColumn, label: LabelGuess) -> str | None:
         return None
     is_click = _clicks_in(label.column, label)
     values = column.values.combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
-    shown, clicks = values[~is_click], values[is_click]
+    is_left_out = np.asarray(_has_events(label.column, label.left_out)) if label.left_out else False
+    shown, clicks = values[~(is_click | is_left_out)], values[is_click]
     if min(len(shown), len(clicks)) < _FEWEST_OF_A_KIND:
         return None
     usual = np.bincount(shown).argmax()
@@ -249,11 +309,21 @@ def ask_for_unread_time(log: NewLog, questions: Questions) -> None:
     if log.time is not None or not unread:
         return
     column = unread[0]
-    what = "numbers with decimals" if column.type in ("float", "decimal") else "values"
+    what, remedy = (
+        "values",
+        (
+            "If a pattern reads them (docs/lakes.md), declare the column in log.columns, such as "
+            "{type: timestamp, format: '%d %B %Y %H:%M'}, and name it in log.event_time. Otherwise, write "
+            "texts such as 2026-01-31 10:00:00.5"
+        ),
+    )
+    if column.type in ("float", "decimal"):
+        what = "numbers with decimals"
+        remedy = "Write whole seconds or milliseconds since 1970, or texts such as 2026-01-31 10:00:00.5"
     questions.open.append(
-        f"Does {column.source} have the time of each row? It has {what} such as {column.examples[0]!r}, "
-        "which no type of a time reads, so the order of the rows is taken for their time. Write whole "
-        "seconds or milliseconds since 1970, or texts such as 2026-01-31 10:00:00.5"
+        f"Does {column.source} have the time of each row? It has {what} such as {column.examples[0]!r}, in "
+        "no notation that init knows. So the order of the rows is taken for their time, with the oldest row "
+        f"first. {remedy}"
     )
 
 
@@ -263,7 +333,7 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     Raises:
         ConfigError, DataError: see `new_config`.
     """
-    table = open_new_table(wishes.log)
+    table = open_new_table(wishes.log, keys=(wishes.user, wishes.item))
     sample = table.sample
     table = with_lists(table) if sample.has_displays else table
     roles = _roles_of(table)
@@ -281,17 +351,13 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     items, item_why = _possible(table, roles, "item", wishes.items, user)
     item = chosen(wishes.item, items, "Which column has the item?")
     time, time_of_day = _times_of(wishes.time, table, roles)
-    label = roles.label
-    if wishes.label is not None:
-        label = _wished_label(table.column(wishes.label).sampled, questions)
-    elif label.column is not None and label.column.type != "string" and sample.has_names:
-        label = _flag_or_rating(label, [one.sampled for one in table.columns], questions)
-    elif not label.is_certain:
-        label = _confirmed(label, questions)
-    elif label.column is None and sample.has_names:
-        taken = [None if one is None else one.sampled for one in (user, item, time, time_of_day)]
-        label = _asked_events(possible_events([one.sampled for one in table.columns], taken), questions)
-    how = "by its name" if sample.has_names else "by the order and the values of the columns"
+    label = _chosen_label(wishes.label, table, roles.label, (user, item, time, time_of_day), questions)
+    label = _with_items(_with_other_events(label, questions), item, wishes, questions)
+    if sample.has_names and not sample.has_displays:
+        _ask_about_user(user, user_why if wishes.user is None and len(users) == 1 else None, questions)
+    if sample.has_names and not sample.has_displays and wishes.item is None:
+        _ask_about_item(item, item_why if len(items) == 1 else None, label, questions)
+    how = _BY_NAME if sample.has_names else "by the order and the values of the columns"
     keys = (
         ("user", user, user_why if wishes.user is None else "--user"),
         ("item", item, item_why if wishes.item is None else "--item"),
@@ -383,7 +449,7 @@ def _possible(
     taken = [] if other is None else [other.sampled.source]
     named = [one for one in (roles.user if role == "user" else roles.item) if one.source not in taken]
     has_names = table.sample.has_names
-    by_name = "by its name" if has_names else "by the order and the values of the columns"
+    by_name = _BY_NAME if has_names else "by the order and the values of the columns"
     attributes = None if location is None or table.sample.has_displays else open_new_table(location)
     is_decided = len(named) == 1 and (attributes is None or key_by_table(attributes, named) is not None)
     if is_decided or table.sample.has_displays:
@@ -401,7 +467,116 @@ def _possible(
             return [by_table], f"its values are the ids of the table of {role}s"
     if named or not has_names:
         return named, by_name
-    return [one for one in possible if is_id_name(one.source)], "its name says that it has ids"
+    return [one for one in possible if is_id_name(one.source)], _BY_ID_NAME
+
+
+def _with_other_events(label: LabelGuess, questions: Questions) -> LabelGuess:
+    """Returns the label. Asks what other events mean, if the log also has events of shown items."""
+    if not (label.shown and label.left_out) or label.column is None:
+        return label
+    events = list(label.left_out)
+    chosen = questions.choose(
+        f"{label.column.source} has events of shown items, {list(label.shown)}, and clicks, "
+        f"{list(label.weights)}. What do the events {events} mean?",
+        [_LEFT_OUT, _NOT_CLICKED, _CLICKED],
+    )
+    if chosen == _LEFT_OUT:
+        return label
+    if chosen == _NOT_CLICKED:
+        return replace(label, shown=(*label.shown, *events), left_out=())
+    return replace(label, weights={**label.weights, **dict.fromkeys(events, 1.0)}, left_out=())
+
+
+def _with_items(
+    label: LabelGuess, item: NamedColumn | None, wishes: Wishes, questions: Questions
+) -> LabelGuess:
+    """Returns the label without clicks whose rows have no item, such as views of other pages."""
+    if label.column is None or not label.weights or item is None:
+        return label
+    has_item = pc.is_valid(item.sampled.values.combine_chunks())
+    shares = {
+        event: pc.mean(pc.cast(has_item.filter(_has_events(label.column, [event])), pa.float64())).as_py()
+        for event in label.weights
+    }
+    without = [event for event, share in shares.items() if (share or 0) <= _ROWS_WITH_ITEM]
+    if not without or len(without) == len(shares):
+        return label
+    if wishes.item is None:
+        source = item.sampled.source
+        questions.open.append(
+            f"Do rows with the events {without} have an item in another column than {source}? They are left "
+            f"out, because they have no {source}. If another column has the items of all rows, pass it as "
+            "--item"
+        )
+    weights = {event: weight for event, weight in label.weights.items() if event not in without}
+    return replace(label, weights=weights, left_out=(*label.left_out, *without))
+
+
+def _has_events(column: SampledColumn, events: Iterable[str]) -> pa.Array:
+    """Returns, for each of n rows, whether it has one of the events; false for rows without an event."""
+    return pc.is_in(column.values.combine_chunks(), pa.array([*events], pa.string()))
+
+
+def _ask_about_user(user: NamedColumn | None, why: str | None, questions: Questions) -> None:
+    """Records a question if the column of the user may contain something else, such as orders.
+
+    Args:
+        user: the column; None if there is none.
+        why: the reason for the choice; None if it was named, or chosen from several columns.
+    """
+    if user is None:
+        return
+    column, doubt = user.sampled, _doubt("user", user.sampled, why)
+    if is_unique(column):
+        doubt = "nearly every row has another value, so users would have one row each"
+    if doubt:
+        questions.open.append(
+            f"Does {column.source} have the user of each row? It was taken, but {doubt}. If another column "
+            "has the user, pass it as --user"
+        )
+
+
+def _ask_about_item(
+    item: NamedColumn | None, why: str | None, label: LabelGuess, questions: Questions
+) -> None:
+    """Records a question if the column of the item may contain something else, or lacks many values.
+
+    Args:
+        item: the column; None if there is none.
+        why: the reason for the choice; None if it was chosen from several columns.
+        label: which rows are clicks. Rows of events that are left out need no item.
+    """
+    if item is None:
+        return
+    column, doubt = item.sampled, _doubt("item", item.sampled, why)
+    missing = share_without(column, label)
+    if missing > MOST_NULL_KEYS:
+        doubt = f"{missing:.1%} of the rows have no value of it, and such rows are quarantined"
+    if doubt:
+        questions.open.append(
+            f"Does {column.source} have the item of each row? It was taken, but {doubt}. If another column "
+            "has the item, pass it as --item"
+        )
+
+
+def _doubt(role: str, column: SampledColumn, why: str | None) -> str | None:
+    """Returns why a column may not be the user or the item, as a clause; None without a doubt."""
+    if why == _BY_ID_NAME:
+        return "only because its name says that it has ids"
+    return doubt_of_name(column, role) if why == _BY_NAME else None
+
+
+def is_unique(column: SampledColumn) -> bool:
+    """Returns whether nearly all rows with a value have different values."""
+    return column.distinct > max(_FEW_USERS, _UNIQUE_SHARE * (len(column.values) - column.nulls))
+
+
+def share_without(column: SampledColumn, label: LabelGuess) -> float:
+    """Returns the share of rows without a value, except rows that are left out because of their event."""
+    missing = pc.is_null(column.values.combine_chunks())
+    if label.left_out and label.column is not None and column.source != label.column.source:
+        missing = pc.and_(missing, _has_events(label.column, (*label.weights, *label.shown)))
+    return float(pc.mean(pc.cast(missing, pa.float64())).as_py() or 0)
 
 
 def _choose_roles(
@@ -424,11 +599,40 @@ def _choose_roles(
         if column is not None:
             config.choose(f"{role}: {column.sampled.source}", why)
     config.choose(f"clicks: {_clicks_of(label)}", label.why)
-    if label.left_out and not label.has_shown:
+    if label.left_out:
         config.choose(
             f"left out: the events {list(label.left_out)}",
-            "these events do not show that the user chose the item",
+            "these events do not show that the user chose the item, or have no item",
         )
+
+
+def _chosen_label(
+    wish: str | None,
+    table: NewTable,
+    label: LabelGuess,
+    others: Sequence[NamedColumn | None],
+    questions: Questions,
+) -> LabelGuess:
+    """Returns which rows are clicks. Asks if the rows do not show it.
+
+    Args:
+        wish: `--label`; None if not given.
+        table: the log.
+        label: which rows seem to be clicks.
+        others: the columns with other roles.
+        questions: answers the questions.
+    """
+    columns = [one.sampled for one in table.columns]
+    if wish is not None:
+        return _wished_label(table.column(wish).sampled, questions)
+    if label.column is not None and label.column.type != "string" and table.sample.has_names:
+        return _flag_or_rating(label, columns, questions)
+    if not label.is_certain:
+        return _confirmed(label, questions)
+    if label.column is None and table.sample.has_names:
+        taken = [None if one is None else one.sampled for one in others]
+        return _asked_events(possible_events(columns, taken), questions)
+    return label
 
 
 def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:

@@ -24,10 +24,12 @@ from etl.inference.column_types import (
     numbers_of,
     sampled_columns,
     unique_names,
+    whole_numbers,
 )
-from etl.inference.roles import is_id_name, with_lists_of_items
+from etl.inference.roles import is_id_name, is_key_name, with_lists_of_items
 from etl.inference.sample import TableSample, find_table, read_sample
 from etl.raw.text_values import integers, numbers, text_lists
+from etl.readers.jsonl import refuse_names_with_points
 
 # A column of texts with a larger share of distinct values contains titles or addresses instead of categories.
 _MOST_DISTINCT_SHARE, _MOST_CATEGORIES = 0.5, 100_000
@@ -128,9 +130,14 @@ class NewTable:
         """Returns the keys of the section: path, format and columns.
 
         Files without names of columns need all columns. For other files, only the used columns are listed.
+
+        Raises:
+            DataError: a used column of JSON lines has a name that no reader finds.
         """
         sample, names = self.sample, {column.name for column in used}
         listed = [one for one in self.columns if one.name in names or not sample.has_names]
+        sources = [one.sampled.source for one in listed]
+        refuse_names_with_points(sample.path.files[0], [one for one in sources if one in sample.with_points])
         section: dict[str, object] = {"path": sample.path.pattern, "format": sample.format}
         if sample.separator not in (None, "," if sample.format == "csv" else "\t"):
             section["separator"] = sample.separator
@@ -153,23 +160,41 @@ def _without_source(declaration: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in declaration.items() if key not in ("source", "name")}
 
 
-def open_new_table(location: str, taken: Sequence[str] = ()) -> NewTable:
+def open_new_table(location: str, taken: Sequence[str] = (), keys: Sequence[str | None] = ()) -> NewTable:
     """Reads the first rows of a table, and names its columns.
 
     Args:
         location: path of a file or folder, or a glob.
         taken: names that the columns must not have.
+        keys: the columns with the user and the item, if they are known.
 
     Raises:
         ConfigError, DataError: no file exists, or a file cannot be read.
     """
     sample = read_sample(find_table(location))
-    sampled = sampled_columns(sample)
+    sampled = [_with_ids(one, is_key=one.source in keys) for one in sampled_columns(sample)]
     names = unique_names([column.source for column in sampled], taken)
     return NewTable(
         sample,
         tuple(NamedColumn(name, column.type, column) for name, column in zip(names, sampled, strict=True)),
     )
+
+
+def _with_ids(column: SampledColumn, *, is_key: bool = False) -> SampledColumn:
+    """Returns a column of ids. Ids such as 709763.1700000077 are texts, although they look like numbers.
+
+    Columns without ids are returned unchanged.
+
+    Args:
+        column: any column.
+        is_key: whether the column certainly has the ids of users or items, whatever its name is.
+    """
+    if column.type != "float" or column.has_comma or not (is_key or is_key_name(column.source)):
+        return column
+    if pa.types.is_string(column.values.type):
+        return replace(column, type="string")
+    whole = whole_numbers(column.values)
+    return column if whole is None else replace(column, type="int", values=whole)
 
 
 def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:

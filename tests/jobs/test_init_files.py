@@ -1,15 +1,18 @@
-"""`init` reads files and tables as other programs write them: indices, hashes, months, long files."""
+"""`init` reads files and tables as other programs write them: exports, indices, hashes, months, long files."""
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from jobs import check_config, init
 from jobs.new_config.configuration import new_config
@@ -156,3 +159,197 @@ def test_a_log_by_day_may_lack_a_day(shop: Path) -> None:
     assert (chosen.sections["split"]["by"], chosen.run_date) == ("day", DAYS[-3])
     assert _init() == 0
     assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-3]]) == 0
+
+
+def test_a_time_in_an_unknown_notation_is_questioned_with_a_pattern(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows["time"] = pd.to_datetime(rows["time"]).dt.strftime("%d %B %Y, %H:%M")
+        rows.to_csv(f"events_{day}.csv", index=False)
+    questions = Questions(ask=False)
+    new_config(Wishes("events_*.csv"), questions)
+    assert "such as {type: timestamp, format: '%d %B %Y %H:%M'}" in questions.open[0]
+
+
+N = 300
+RNG = np.random.default_rng(4)
+USERS, ITEMS = RNG.integers(0, 40, N), RNG.integers(0, 30, N)
+TIMES = pd.Timestamp("2026-03-22") + pd.to_timedelta(np.sort(RNG.integers(0, 8 * 86_400, N)), unit="s")
+
+
+def _ga4() -> pd.DataFrame:
+    """Returns events of Google Analytics 4. Views of pages have no item."""
+    events = pd.DataFrame({"event_timestamp": TIMES.astype("datetime64[us]").astype(np.int64)})
+    events["event_name"] = RNG.choice(["page_view", "view_item", "purchase"], N)
+    events["user_pseudo_id"] = [f"{user + 700_000}.{1_700_000_000 + user}" for user in USERS]
+    events["device_category"] = RNG.choice(["mobile", "desktop"], N)
+    events["ga_session_id"] = 1_700_000_000 + USERS * 10
+    events["item_id"] = np.where(events["event_name"] == "page_view", None, [f"SKU_{item}" for item in ITEMS])
+    return events
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_events_of_google_analytics_have_a_user_and_an_item(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """The ids of users look like numbers with decimals, and only a part of the rows has an item."""
+    monkeypatch.chdir(tmp_path)
+    events = _ga4()
+    if form == "csv":
+        events.to_csv("ga4.csv", index=False)
+    else:
+        events.to_json("ga4.jsonl", orient="records", lines=True)
+    questions = Questions(ask=False)
+    chosen = new_config(Wishes(f"ga4.{form}"), questions)
+    assert chosen.sections["keys"] == {"user": "user_pseudo_id", "item": "item_id"}
+    assert "quality" not in chosen.sections
+    (question,) = questions.open
+    assert question.startswith(
+        "Do rows with the events ['page_view'] have an item in another column than item_id?"
+    )
+    Path("ga4.yaml").write_text(init.yaml_of(chosen, ()))
+    config = load_config("ga4.yaml")
+    assert config.log.type_of("user_pseudo_id") == "string"
+    assert config.log.label.event_weights == {"view_item": 0.1, "purchase": 1.0}
+    named = Questions(ask=False)
+    wishes = Wishes(f"ga4.{form}", user="user_pseudo_id", item="item_id")
+    assert new_config(wishes, named).sections["log"] == chosen.sections["log"]
+    assert named.open == []
+
+
+def test_ids_and_times_that_parquet_stores_as_floats_are_integers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pandas stores integers as floats if other rows have none; prices stay floats."""
+    monkeypatch.chdir(tmp_path)
+    log = pd.DataFrame({"user_id": np.where(USERS < 4, np.nan, USERS * 1.0), "item": ITEMS})
+    log["at"] = TIMES.astype("datetime64[s]").astype(np.int64) * 1.0
+    log.loc[7, "at"] = np.nan
+    log.assign(item_price=ITEMS * 1.5).to_parquet("log.parquet")
+    chosen = new_config(Wishes("log.parquet"), Questions(ask=False))
+    assert chosen.sections["keys"]["user"] == "user_id"
+    assert chosen.sections["log"]["event_time"] == {"column": "at", "unit": "s"}
+    types = {column.name: column.type for column in chosen.tables["log"].columns}
+    assert (types["user_id"], types["at"], types["item_price"]) == ("int", "int", "float")
+    Path("log.yaml").write_text(init.yaml_of(chosen, ()))
+    assert check_config.main(["--config", "log.yaml", "--run-date", chosen.run_date]) == 0
+
+
+def test_json_fields_with_points_in_their_names_are_refused(tmp_path: Path) -> None:
+    """As in `pandas.json_normalize`. If no used column has such a name, the file can be read."""
+    path = tmp_path / "log.jsonl"
+    log = pd.DataFrame({"user": USERS, "item": ITEMS, "at": TIMES.astype(str), "utm.source": ITEMS + 500})
+    log.to_json(path, orient="records", lines=True)
+    chosen = new_config(Wishes(str(path)), Questions(ask=False)).sections
+    assert [column["name"] for column in chosen["log"]["columns"]] == ["user", "item", "at"]
+    log.rename(columns={"user": "user.id"}).to_json(path, orient="records", lines=True)
+    with pytest.raises(DataError, match=r"the name of the field 'user\.id' has a point") as caught:
+        new_config(Wishes(str(path)), Questions(ask=False))
+    assert caught.value.remedy.endswith("log.jsonl > nested_log.jsonl`")
+
+
+@pytest.mark.processes
+def test_arrays_of_objects_are_named_with_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "orders.jsonl"
+    pairs = zip(USERS.tolist(), ITEMS.tolist(), strict=True)
+    orders = [{"user": {"id": user}, "at": 5, "lines": [{"product_id": item}]} for user, item in pairs]
+    path.write_text("".join(f"{json.dumps(order)}\n" for order in [*orders, {"user": {"id": 7}, "at": 5}]))
+    with pytest.raises(ConfigError, match=r"user\.id is the user; lines has arrays of objects") as caught:
+        new_config(Wishes(str(path)), Questions(ask=False))
+    _, program, _ = caught.value.remedy.split("'")
+    if (jq := shutil.which("jq")) is not None:
+        rows = subprocess.run([jq, "-c", program, path], capture_output=True, check=True).stdout
+        path.write_bytes(rows)
+        keys = new_config(Wishes(str(path)), Questions(ask=False)).sections["keys"]
+        assert (len(rows.splitlines()), keys) == (N, {"user": "user_id", "item": "product_id"})
+
+
+def test_an_item_that_other_rows_lack_is_questioned(tmp_path: Path) -> None:
+    """If the events do not say which rows have no item, these rows are quarantined."""
+    events = _ga4().drop(columns="event_name")
+    events.to_csv(tmp_path / "log.csv", index=False)
+    questions = Questions(ask=False)
+    chosen = new_config(Wishes(str(tmp_path / "log.csv")), questions)
+    missing = events["item_id"].isna().mean()
+    assert chosen.sections["quality"] == {"max_bad_share": round(1.5 * missing, 2)}
+    assert questions.open[0].startswith(
+        f"Does item_id have the item of each row? It was taken, but {missing:.1%} of the rows have no value of it"
+    )
+
+
+def test_keys_with_unusual_names_are_questioned(tmp_path: Path) -> None:
+    path = str(tmp_path / "log.csv")
+    log = pd.DataFrame({"session_id": USERS + 500, "item": ITEMS, "at": TIMES})
+
+    def questions_about(frame: pd.DataFrame, **wishes: str) -> list[str]:
+        frame.to_csv(path, index=False)
+        questions = Questions(ask=False)
+        new_config(Wishes(path, **wishes), questions)
+        return [question for question in questions.open if question.startswith("Does ")]
+
+    (question,) = questions_about(log)
+    assert question == (
+        "Does session_id have the user of each row? It was taken, but no column has a more usual name of the user. "
+        "If another column has the user, pass it as --user"
+    )
+    (question,) = questions_about(log.rename(columns={"session_id": "Bonnummer"}))
+    assert "Bonnummer have the user of each row? It was taken, but only because its name says" in question
+    (question,) = questions_about(log.rename(columns={"session_id": "user", "item": "ding_nr"}))
+    assert "ding_nr have the item of each row? It was taken, but only because its name says" in question
+    assert questions_about(log, user="session_id") == []
+    assert questions_about(log.rename(columns={"session_id": "user"})) == []
+
+
+def test_orders_of_shopify_belong_to_e_mail_addresses(tmp_path: Path) -> None:
+    """Only the first line of an order has the order's id, and the newest order comes first."""
+    path = str(tmp_path / "orders.csv")
+    is_first = np.arange(N) % 2 == 0
+    orders = pd.DataFrame({"Name": [f"#{1000 + row // 2}" for row in range(N)]})
+    orders["Email"] = [f"u{user}@mail.example" for user in USERS.repeat(2)[:N]]
+    orders["Created at"] = TIMES.strftime("%Y-%m-%d %H:%M:%S +0100")
+    orders["Lineitem quantity"] = RNG.integers(1, 4, N)
+    orders["Lineitem sku"] = [f"SNK-{item}" for item in ITEMS]
+    orders["Id"] = pd.array(np.where(is_first, 5 * 10**12 + np.arange(N), None), dtype="Int64")
+    orders[::-1].to_csv(path, index=False)
+    chosen = new_config(Wishes(path), Questions(ask=False)).sections
+    assert chosen["keys"] == {"user": "Email", "item": "Lineitem_sku"}
+    assert chosen["log"]["event_time"] == {"column": "Created_at"}
+    questions = Questions(ask=False)
+    keys = new_config(Wishes(path, user="Id"), questions).sections["keys"]
+    assert "rows_without_user" not in keys
+    assert "but nearly every row has another value" in questions.open[0]
+    orders.drop(columns="Email").to_csv(path, index=False)
+    with pytest.raises(ConfigError, match="looks like the user of a row"):
+        new_config(Wishes(path), Questions(ask=False))
+
+
+@pytest.mark.parametrize(
+    "answer, positive, weights",
+    [
+        ("1", ["click"], {"impression": 1.0, "click": 1.0}),
+        ("2", ["click"], None),
+        ("3", ["click", "dwell"], None),
+    ],
+    ids=["left out", "not clicked", "clicked"],
+)
+def test_other_events_of_a_log_of_impressions_are_asked_about(
+    tmp_path: Path, answer: str, positive: list[str], weights: dict[str, float] | None
+) -> None:
+    """By default, rows of other events are neither clicks nor shown items."""
+    events = pd.DataFrame({"user": USERS, "item": ITEMS, "at": TIMES, "seconds": 0.0})
+    events["event"] = RNG.permutation(["impression"] * 200 + ["click"] * 70 + ["dwell"] * 30)
+    # Among impressions and clicks, only clicks have other values, so this column follows from the click.
+    events.loc[events["event"] != "impression", "seconds"] = RNG.uniform(1, 9, 100).round(2)
+    events.to_csv(tmp_path / "log.csv", index=False)
+    wishes = Wishes(str(tmp_path / "log.csv"))
+    asked = Questions(ask=True, _input=io.StringIO(f"{answer}\n"), _output=io.StringIO())
+    label = new_config(wishes, asked).sections["log"]["label"]
+    assert label == {"column": "event", "positive": positive, **({"weights": weights} if weights else {})}
+    if weights:
+        silent = Questions(ask=False)
+        chosen = new_config(wishes, silent)
+        assert chosen.sections["log"]["label"] == label
+        assert [name for _, name, _ in chosen.left_out] == ["seconds"]
+        assert (
+            "What do the events ['dwell'] mean? nothing: such rows are left out was taken" in silent.open[0]
+        )

@@ -17,7 +17,7 @@ from etl.inference.column_types import (
     sampled_columns,
     unique_names,
 )
-from etl.inference.roles import Roles, possible_events, roles_of
+from etl.inference.roles import Roles, possible_events, possible_keys, roles_of
 from etl.inference.sample import find_table, read_sample
 
 N = 400
@@ -49,11 +49,17 @@ TIMES = pd.to_datetime(SECONDS, unit="s")
         (TIMES.strftime("%d.%m.%Y %H:%M"), "timestamp", "%d.%m.%Y %H:%M"),
         (TIMES.strftime("%a %b %d %H:%M:%S +0000 %Y"), "timestamp", "%a %b %d %H:%M:%S %z %Y"),
         (TIMES.strftime("%Y-%m-%d %H:%M:%S UTC"), "timestamp", "%Y-%m-%d %H:%M:%S UTC"),
+        (TIMES.strftime("%Y-%m-%d %H:%M:%S +0100"), "timestamp", "%Y-%m-%d %H:%M:%S %z"),
+        (TIMES.strftime("%d/%m/%y"), "date", "%d/%m/%y"),
+        (TIMES.strftime("%m/%d/%y"), "date", "%m/%d/%y"),
+        (TIMES.strftime("%d.%m.%y"), "date", "%d.%m.%y"),
+        (TIMES.strftime("%m/%d/%y %H:%M"), "timestamp", "%m/%d/%y %H:%M"),
+        (TIMES.strftime("%d.%m.%y %H:%M:%S"), "timestamp", "%d.%m.%y %H:%M:%S"),
     ],
 )
 def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind: str, notation: str) -> None:
-    frame = pd.DataFrame({"user": USERS, "when": values})
-    column = _columns(tmp_path, frame)["when"]
+    frame = pd.DataFrame({"user": USERS, "datum": values})
+    column = _columns(tmp_path, frame)["datum"]
     assert (column.type, column.format) == (kind, notation)
     parsed = pd.to_datetime(values, format=None if notation == "iso" else notation, utc=True)
     expected = np.unique(parsed.astype("datetime64[us, UTC]").astype(np.int64))
@@ -223,6 +229,7 @@ def test_ids_in_the_range_of_times_are_no_times(tmp_path: Path) -> None:
         ([str(10**20 + value) for value in range(N)], "string"),
         (["Action|Drama", "Drama"] * (N // 2), "list<string>"),
         (["red wine", "tea"] * (N // 2), "string"),
+        (["7.12.20", "8.1.21"] * (N // 2), "string"),  # versions
     ],
 )
 def test_types_of_values(tmp_path: Path, values: list[object], kind: str) -> None:
@@ -361,6 +368,27 @@ def test_names_of_columns_in_other_languages_are_known(tmp_path: Path) -> None:
 def test_without_a_label_every_row_is_a_click(tmp_path: Path) -> None:
     frame = pd.DataFrame({"user": USERS, "item": ITEMS, "play_duration": RNG.uniform(0, 1, N)})
     assert _roles(tmp_path, frame).label.column is None
+
+
+def test_values_decide_between_columns_whose_names_mean_an_item_or_a_user(tmp_path: Path) -> None:
+    """Quantities and kinds of items are few, and the id of an order is unique in the rows that have it."""
+    frame = pd.DataFrame({"lineitem quantity": RNG.integers(1, 5, N), "lineitem name": ITEMS})
+    frame["kontakt"] = [f"{user}@mail.example" for user in USERS]
+    frame["order_type"] = RNG.choice(["web", "shop"], N)
+    frame["id"] = [f"o{row}" if row % 2 else None for row in range(N)]
+    roles = _roles(tmp_path, frame)
+    assert [one.source for one in (*roles.user, *roles.item)] == ["kontakt", "lineitem name"]
+    assert "id" not in [one.source for one in possible_keys([*_columns(tmp_path, frame).values()], N)]
+    assert not _roles(tmp_path, frame.drop(columns="kontakt")).user
+    only_weak = pd.DataFrame({"user": USERS, "device_category": RNG.choice(["mobile", "desktop"], N)})
+    assert not _roles(tmp_path, only_weak).item
+
+
+def test_an_item_with_many_nulls_is_found_by_its_name(tmp_path: Path) -> None:
+    """Rows such as views of other pages have no item."""
+    frame = pd.DataFrame({"user": USERS, "device_category": RNG.choice(["mobile", "desktop"], N)})
+    frame["item_id"] = np.where(np.arange(N) % 3 == 0, ITEMS, None)
+    assert [one.source for one in _roles(tmp_path, frame).item] == ["item_id"]
 
 
 def test_a_key_with_nulls_is_the_last_choice(tmp_path: Path) -> None:

@@ -289,6 +289,20 @@ def test_what_is_no_table_is_refused_with_its_first_line(tmp_path: Path) -> None
         find_table(str(tmp_path / "missing.csv"))
 
 
+def test_a_header_with_one_name_fewer_than_fields_is_refused(tmp_path: Path) -> None:
+    """As write.table of R writes it by default. A file without names may have a short first line."""
+    path = tmp_path / "log.txt"
+    lines = [f'"{row}","u{row % 7}","i{row % 5}",{row % 3}' for row in range(60)]
+    path.write_text("\n".join(['"user","item","stars"', *lines]) + "\n")
+    with pytest.raises(
+        DataError, match="the first line has 3 names, but the other lines have 4 fields"
+    ) as caught:
+        _sample(path)
+    assert "row.names = FALSE" in caught.value.remedy
+    path.write_text("\n".join(["\t".join(["u1", "i1"]), *("\t".join(map(str, row)) for row in ROWS)]) + "\n")
+    assert not _sample(path).has_names
+
+
 def test_quoted_fields_without_names_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("".join(f'{row},"tea, green",{row % 3}\n' for row in range(30)))

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from conf.errors import DataError
 from conf.raw_types import RawTable
+from etl.inference.sample import find_table, read_sample
 from etl.readers.base import open_table
 from etl.readers.table_heads import check_heads
 
@@ -73,6 +74,33 @@ def test_the_error_of_another_encoding_names_the_setting(tmp_path: Path) -> None
     with pytest.raises(DataError, match="the header is not UTF-8") as caught:
         open_table(_table(path, "csv"), (str(path),))
     assert "encoding: windows-1252" in caught.value.remedy
+
+
+@pytest.mark.parametrize("form, text", [("csv", _csv), ("tsv", _csv), ("jsonl", _json)])
+@pytest.mark.parametrize(
+    "encoding, name",
+    [("utf-16", "UTF-16"), ("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE"), ("utf-32", "UTF-32")],
+)
+def test_other_encodings_of_unicode_are_refused_with_a_command(
+    tmp_path: Path, form: str, text: Callable[[str], bytes], encoding: str, name: str
+) -> None:
+    """By all readers of text files and by `init`, with or without a byte order mark."""
+    path = tmp_path / f"items.{form}"
+    path.write_bytes(text(encoding))
+    with pytest.raises(DataError, match=f"items.{form} is in the encoding {name},") as caught:
+        _rows(_table(path, form))
+    assert caught.value.remedy == (
+        f"convert the file: `iconv -f {name} -t UTF-8 items.{form} > utf8_items.{form}`"
+    )
+    path.with_suffix(f".{form}.gz").write_bytes(gzip.compress(text(encoding)))
+    with pytest.raises(DataError, match=f"is in the encoding {name},"):
+        read_sample(find_table(f"{path}.gz"))
+
+
+def test_zero_bytes_in_utf8_are_no_other_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "items.tsv"
+    path.write_bytes(b"a\x00b\x00\x00\t1.5\nab\t2.0\n")
+    assert _rows(_table(path, "tsv")) == [("a\x00b\x00\x00", 1.5), ("ab", 2.0)]
 
 
 def test_only_text_files_have_an_encoding(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -433,6 +435,25 @@ def test_missing_fields_are_found_when_the_files_are_opened(tmp_path: Path) -> N
         None,
         None,
     ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("optional", [False, True])
+def test_names_with_points_are_refused_when_the_files_are_opened(tmp_path: Path, optional: bool) -> None:
+    """A path such as `a.b` does not find them, so an optional column would be null in all rows."""
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(a_line(n=1, **{"a.b": 2}))
+    inner = {**COLUMNS[-1], "optional": optional}
+    with pytest.raises(DataError, match=r"the name of the field 'a\.b' has a point") as caught:
+        open_table(a_table([COLUMNS[0], inner]), (str(path),))
+    _, program, _ = caught.value.remedy.split("'")
+    if (jq := shutil.which("jq")) is not None:
+        path.write_bytes(subprocess.run([jq, "-c", program, path], capture_output=True, check=True).stdout)
+        reader = open_table(a_table([COLUMNS[0], inner]), (str(path),))
+        (block,) = reader.blocks(reader.splits()[0], ["n", "inner"])
+        assert rows_of(block) == [{"n": 1, "inner": 2}]
+    path.write_bytes(a_line(n=1, a={"b": 3}, **{"a.b": 2}))
+    open_table(a_table([COLUMNS[0], inner]), (str(path),))
 
 
 def test_a_file_that_is_one_array(tmp_path: Path) -> None:
