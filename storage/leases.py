@@ -9,7 +9,9 @@ name waits. Each of the other processes deletes its ticket and tries again.
 
 The holder renews its ticket. A ticket that was not renewed for a while counts as absent. The age of a ticket
 is the difference of two times that the store has written, so the clocks of machines need not agree. If the
-holder has ended, processes on its machine ignore its ticket immediately.
+holder has ended, processes on its machine ignore its ticket immediately. If it still runs there, the ticket
+may look old only because the clock was set forward, or because the machine was suspended. So a process on the
+same machine first watches the ticket for a while, and ignores it only if it is not renewed meanwhile.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ log = logging.getLogger("nightrank.lease")
 
 HEARTBEAT_S = 20.0
 EXPIRES_S = 120.0
+# Seconds without a renewal after which an old ticket of a running process of this machine is ignored.
+_WATCH_S = 2.5 * HEARTBEAT_S
 # If several processes request a lease at the same time, one of them must hold it within this time.
 _SETTLE_S = 20.0
 _POLL_S = 1.0
@@ -65,9 +69,14 @@ class Owner:
     holds: bool = False
 
     @property
+    def is_here(self) -> bool:
+        """Returns whether the process belongs to this machine and process namespace."""
+        return self.machine == _machine() != ""
+
+    @property
     def is_dead(self) -> bool:
         """Returns whether the process has ended; False if it belongs to another machine."""
-        return self.machine == _machine() != "" and _start_of(self.pid) != self.started
+        return self.is_here and _start_of(self.pid) != self.started
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -80,12 +89,17 @@ class _Ticket:
     Attributes:
         name: the name of its file.
         owner: the process that created it.
-        age_s: seconds since it was renewed.
+        age_s: seconds since it was renewed, according to the store's clock.
     """
 
     name: str
     owner: Owner
     age_s: float
+
+    @property
+    def is_watched(self) -> bool:
+        """Returns whether it looks expired, but may yet be renewed by its running process."""
+        return self.age_s > EXPIRES_S
 
 
 @contextmanager
@@ -128,6 +142,8 @@ class _Lease:
         self._owner = Owner(socket.gethostname(), os.getpid(), _start_of(os.getpid()), _machine(), "")
         self._ended = threading.Event()
         self._renewing: threading.Thread | None = None
+        # For each other ticket: its time of modification, and when this process first read this time.
+        self._watched: dict[str, tuple[Any, float]] = {}
 
     def acquire(self, wait_s: float) -> None:
         """Waits until this process holds the lease.
@@ -138,13 +154,14 @@ class _Lease:
         start, announced, turn_s = time.monotonic(), False, _TURN_S
         while (other := self._attempt()) is not None:
             waited = time.monotonic() - start
-            if waited >= (wait_s if other.owner.holds else max(wait_s, _SETTLE_S)):
+            limit_s = max(wait_s, _WATCH_S + _SETTLE_S) if other.is_watched else wait_s
+            if waited >= (limit_s if other.owner.holds else max(limit_s, _SETTLE_S)):
                 raise self._refusal(other)
             if other.owner.holds and not announced:
-                log.info("%s is being done by %s; waiting up to %g s", self._what, other.owner, wait_s)
+                log.info("%s is being done by %s; waiting up to %g s", self._what, other.owner, limit_s)
                 announced = True
             # The pauses increase, so that one of many waiting processes eventually finds no other ticket.
-            time.sleep(min(turn_s, max(wait_s - waited, _TURN_S)) * random.uniform(0.5, 1.0))
+            time.sleep(min(turn_s, max(limit_s - waited, _TURN_S)) * random.uniform(0.5, 1.0))
             turn_s = min(2 * turn_s, _POLL_S)
         self._renewing = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._renewing.start()
@@ -222,7 +239,8 @@ class _Lease:
             owner = _read(path)
             if owner is None:
                 continue
-            if age_s > EXPIRES_S or owner.is_dead:
+            may_renew = owner.is_here and self._unchanged_s(info) < _WATCH_S
+            if owner.is_dead or (age_s > EXPIRES_S and not may_renew):
                 log.warning(
                     "the lease of %s by %s has expired, or its process has ended: "
                     "this process may take it over",
@@ -234,6 +252,18 @@ class _Lease:
                 continue
             tickets.append(_Ticket(info.base_name, owner, age_s))
         return tickets
+
+    def _unchanged_s(self, info: Any) -> float:
+        """Returns for how many seconds this process has seen the same time of modification of a ticket.
+
+        Python measures these seconds with a clock that is never set.
+        """
+        now_s = time.monotonic()
+        mtime, since_s = self._watched.get(info.base_name, (None, now_s))
+        if mtime != info.mtime:
+            since_s = now_s
+        self._watched[info.base_name] = (info.mtime, since_s)
+        return now_s - since_s
 
     def _refusal(self, other: _Ticket) -> InfrastructureError:
         ends = EXPIRES_S - other.age_s

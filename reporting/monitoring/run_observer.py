@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, NightrankError
 from conf.types import Config, Watch
 from reporting.monitoring.run_record import NO_REMEDY, RunRecord, read_records, write_record
+from spark.choose_workers import cores_without_jvm
 from storage import file_io
 from storage.job_summary import JobSummary
 from storage.lineage import RunLineage
@@ -380,7 +381,12 @@ class Observer:
         ended_at, failure = file_io.utc_now(), None if error is None else _describe(error)
         reported = summary or JobSummary(None)
         spark, price = self._spark, self.config.watch.core_hour_price
-        core_s = 0.0 if self.waits else spark.core_s if spark else seconds
+        if self.waits:
+            core_s = 0.0
+        elif spark is not None:
+            core_s = spark.core_s
+        else:  # without a JVM, the job may use all cores of the local master
+            core_s = round(seconds * (cores_without_jvm() or 1), 2)
         return RunRecord(
             run_id=self.run.run_id,
             job=self.run.job,

@@ -42,8 +42,9 @@ class RunRecord:
         facts: the further values of the job summary; empty if the job failed.
         warnings: the first warnings.
         warning_count: number of all warnings.
-        core_s: core seconds that the job reserved (number of cores times seconds). A job without a Spark
-            session counts as one core. The job `nightly` counts as no core.
+        core_s: core seconds that the job reserved (number of cores times seconds). A job that works without a
+            JVM counts all cores that its local master allows. Any other job without a Spark session counts
+            one core. The job `nightly` counts no core.
         cost: the cost of core_s in `currency`; None if no price is configured.
         spark: the result of SparkWork.summary(); None if the job had no Spark session.
         stages: the stages in SparkWork.stages; empty if the job had no Spark session.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from airflow_dags.overrides import DEFAULT_KEYS, is_allowed, refusal
@@ -17,13 +19,37 @@ _HARMLESS = {
     "score.rules.boost.attribute",
     "score.rules.max_per_category.attribute",
     "train.baselines",  # likewise
+    "train.loss",  # likewise
 }
+_PAGE = Path(__file__).parents[2] / "docs/airflow.md"
 
 
 def test_each_key_exists() -> None:
     known = {key for key, _ in _leaves()}
     for name in DEFAULT_KEYS:
         assert name in known or any(key.startswith(name) for key in known if name.endswith(".")), name
+
+
+def test_the_table_of_the_page_names_the_allowed_keys() -> None:
+    table = (
+        _PAGE.read_text().partition("### What the Param `set` may change")[2].partition("\nA value must")[0]
+    )
+    wanted: list[str] = []  # as in DEFAULT_KEYS
+    excepted: list[str] = []
+    for sections, text in re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE):
+        names, below = (
+            [f".{name}" for name in _quoted(part)]
+            for part in f"{text}all keys below".split("all keys below")[:2]
+        )
+        for section in _quoted(sections):
+            if "all keys in" in text or "all keys except" in text:
+                wanted.append(f"{section}.")
+                excepted += [section + name for name in names if "except" in text]
+            else:
+                wanted += [section + name for name in names] + [f"{section}{name}." for name in below]
+    assert {"quality.", "score.k", "score.rules.boost.", "candidates.max"} <= set(wanted)
+    for key, _ in _leaves():
+        assert is_allowed(key, DEFAULT_KEYS) == (is_allowed(key, wanted) and key not in excepted), key
 
 
 def test_no_allowed_key_is_a_text_that_nobody_has_looked_at() -> None:
@@ -69,6 +95,10 @@ def _choices(schema: dict[str, Any], known: dict[str, Any]) -> list[dict[str, An
     if "$ref" in schema:
         return _choices(known[schema["$ref"].rpartition("/")[2]], known)
     return [choice for member in schema.get("anyOf", []) for choice in _choices(member, known)] or [schema]
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"`(.*?)`", text)
 
 
 def _holds_text(schema: dict[str, Any]) -> bool:

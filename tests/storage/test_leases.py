@@ -127,6 +127,38 @@ def test_the_lease_of_another_machine_ends_if_it_is_not_renewed(
         assert len(tickets(lake)) == 1
 
 
+def make_old(lake: LakePaths) -> Path:
+    """Makes the only ticket look as if the clock had been set forward by 5 minutes since its renewal."""
+    (name,) = tickets(lake)
+    path = Path(f"{lake.leases}/dt={DATE}/{name}")
+    os.utime(path, (time.time() - 300,) * 2)
+    return path
+
+
+def test_a_process_of_this_machine_that_renews_keeps_its_lease_after_a_step_of_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "HEARTBEAT_S", 0.5)
+    lake = LakePaths(str(tmp_path))
+    with lease(lake, DATE, JOB, CONFIG):
+        ticket = make_old(lake)
+        with pytest.raises(InfrastructureError, match="is being done by"), lease(lake, DATE, JOB, CONFIG):
+            pass
+        assert ticket.exists()
+
+
+def test_a_process_of_this_machine_that_does_not_renew_loses_its_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "_WATCH_S", 0.5)
+    lake = LakePaths(str(tmp_path))
+    with lease(lake, DATE, JOB, CONFIG):
+        ticket, start = make_old(lake), time.monotonic()
+        with lease(lake, DATE, JOB, CONFIG):
+            assert 0.5 <= time.monotonic() - start < 20
+            assert not ticket.exists()
+
+
 def test_a_holder_renews_its_lease_and_notices_a_loss(
     lake: LakePaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -60,7 +60,10 @@ def work(job: RunContext) -> JobSummary:
     return JobSummary(output="out", rows_in=10, rows_out=9, dropped={"bad": 1}, facts={"coverage": 0.5})
 
 
-def test_a_job_that_is_done_leaves_its_closing_line_as_a_row(tmp_path: Path, capsys: Any) -> None:
+def test_a_job_that_is_done_leaves_its_closing_line_as_a_row(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master local[3] pyspark-shell")
     assert ended(work, arguments(tmp_path, "watch.core_hour_price=3.6", "watch.currency=CHF")) == 0
     record, summary = only_record(tmp_path), json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (record.job, record.config, record.exit_code, record.error) == (
@@ -75,11 +78,21 @@ def test_a_job_that_is_done_leaves_its_closing_line_as_a_row(tmp_path: Path, cap
     assert record.seconds <= summary["seconds"]["total"]
     assert (record.warning_count, len(record.warnings), record.warnings[0]) == (25, 20, "warning 0")
     assert (record.spark, list(record.stages)) == (None, [])
-    assert (record.core_s, record.currency) == (record.seconds, "CHF")
+    assert record.core_s == pytest.approx(3 * record.seconds)
+    assert record.currency == "CHF"
     assert record.cost == pytest.approx(record.core_s / 1000, abs=1e-6)
     assert_valid(record.lineage)
     assert record.lineage["eventType"] == "COMPLETE"
     assert [output["name"] for output in record.lineage["outputs"]] == [f"{tmp_path}/scores/dt={RUN_DATE}"]
+
+
+def test_a_job_without_a_session_counts_one_core_where_tasks_run_on_other_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master spark://head:7077 pyspark-shell")
+    assert ended(work, arguments(tmp_path)) == 0
+    record = only_record(tmp_path)
+    assert record.core_s == record.seconds
 
 
 @pytest.mark.parametrize(
