@@ -247,7 +247,8 @@ class StopAt(Strict):
         description="Metric that decides when the training ends. `auc`: area under the ROC curve; a larger "
         "value is better. `log_loss`: mean log loss of a row; a smaller value is better. "
         "`normalized_entropy`: log loss divided by that of a model that predicts the click rate for every "
-        "row; a smaller value is better.",
+        "row; a smaller value is better. `log_loss` and `normalized_entropy` need a loss whose scores are "
+        "probabilities, such as `bce`.",
     )
     value: float | None = Field(
         default=None,
@@ -620,6 +621,11 @@ class Train(Strict):
         if self.stop_at and not self.evaluate_every_steps:
             raise ValueError(
                 "stop_at needs evaluate_every_steps above 0, because evaluations decide when training stops"
+            )
+        if self.stop_at and self.stop_at.metric != "auc" and not self.loss_settings.predicts_probabilities:
+            raise ValueError(
+                f"stop_at.metric={self.stop_at.metric} needs probabilities, but scores of a model with "
+                f"loss={self.loss_name} are not probabilities; set stop_at.metric=auc"
             )
         return self
 

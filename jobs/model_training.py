@@ -45,6 +45,8 @@ def train(context: RunContext, config: Config) -> JobSummary:
             config.model_dump(include={"model", "train"}),
             lambda: load_local(context.lake, description["workflow_version"]).raw_types(),
         )
+    # Not an integer if `train.stop_at` ended the training.
+    epochs = description["steps"] / plan.steps_per_epoch
     return JobSummary(
         output=plan.model_path,
         rows_in=plan.rows,
@@ -62,7 +64,7 @@ def train(context: RunContext, config: Config) -> JobSummary:
             **{f"kept_{key}": value for key, value in description["kept"].items() if key != "best_step"},
             "best_step": description["kept"]["best_step"],
             "train_s": description["seconds"],
-            "rows_per_s": round(description["train_rows"] * config.train.epochs / description["seconds"]),
+            "rows_per_s": round(epochs * description["train_rows"] / description["seconds"]),
         },
     )
 

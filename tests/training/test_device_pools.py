@@ -83,6 +83,19 @@ def test_the_kernel_writes_what_torchs_operators_write(
     assert same([batch.to(CPU) for batch in written], batches(case))
 
 
+def test_a_rank_whose_shards_have_no_more_rows_gets_an_empty_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 65th row is the only one in the last pool."""
+    device = device_of_kernels(monkeypatch)
+    case = replace(CASE, files=((65,),), shards=2, shard_rows=4, pool_rows=1)
+    empty = False
+    for rank in range(2):
+        expected = batches(case, rank, 2)
+        written = made_on_device(case, rank, 2, device=device, kernel=True)
+        assert same([batch.to(CPU) for batch in written], expected)
+        empty |= not expected[-1].weights.any()
+    assert empty
+
+
 def test_what_steps_get_lies_on_the_device_and_steps_wait_for_nothing() -> None:
     """The writer waits once for each pool that needs new row groups: it reads whether their ids are right."""
     with checked_device() as (device, checks):

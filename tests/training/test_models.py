@@ -16,11 +16,12 @@ from torch.nn import functional
 from conf.errors import ConfigError
 from conf.types import ModelConfig
 from storage.feature_spec import PAD_ID
-from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, variant
+from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.feature_rows import make_spec, random_rows
 from tests.training.numpy_models import Network
 from training.embeddings.table import tables_of
 from training.models import build_model, complete, known_architectures
+from training.settings import reads_scopes
 
 SHAPES = [
     (3, [5, 7, 4], []),
@@ -225,3 +226,23 @@ def test_threads_that_build_at_the_same_time_get_the_weights_of_their_seeds() ->
         sys.setswitchinterval(interval)
     for one, other in zip(alone, at_once, strict=True):
         assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
+def test_scopes_change_the_logits_only_of_models_that_read_them(name: str) -> None:
+    """A training may start from the weights of a model with other scopes only if they mean the same."""
+    config, spec = complete(variant(name, multi_hot={"max_length": LENGTH})), small_spec(name)
+    moved = [replace(one, scope="item") if one.name in {"I0", "C0"} else one for one in spec.features]
+    first, second = build_model(config, spec, 3), build_model(config, replace(spec, features=tuple(moved)), 3)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.normal_()
+    shapes = [{key: value.shape for key, value in one.state_dict().items()} for one in (first, second)]
+    if shapes[0] != shapes[1]:
+        assert reads_scopes(config)
+        return
+    second.load_state_dict(first.state_dict())
+    inputs = random_rows(spec, 9, seed=1).tensors(LENGTH)
+    with torch.no_grad():
+        same = torch.equal(first.eval()(*inputs), second.eval()(*inputs))
+    assert same != reads_scopes(config)

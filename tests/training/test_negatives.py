@@ -402,6 +402,36 @@ def test_two_ranks_train_like_one(files: list[DataFile]) -> None:
     assert len({round(loss, 5) for loss in alone}) > len(alone) / 2
 
 
+def test_ranks_without_a_positive_row_update_the_table_rows_that_one_rank_updates(tmp_path: Path) -> None:
+    """Such a rank looks up the rows of one group of weight zero, so these rows have the gradient zero."""
+    files = write_days(tmp_path, [choices(500, seed=1, day=0, like=0.03)])
+    settings = {"num_shards": SHARDS, "global_batch_size": BATCH, "loss": "bce", "negatives": {}}
+    embeddings = {"optimizer": "lazy_adam", "placement": "replicated"}
+
+    def run(collectives: Collectives) -> tuple[torch.Tensor, torch.Tensor, int]:
+        train = Train.model_validate({**settings, "embeddings": embeddings, "num_ranks": collectives.size})
+        sampler = sampler_of(catalogue_of(files, collectives=collectives), collectives.size)
+        model = build_model(ModelConfig.model_validate(DLRM), SPEC, 1, train.embeddings, collectives)
+        trainer = Trainer(model.train(), train, collectives, sampler)
+        without = 0
+        for batch in loader_of(files, collectives.rank, collectives.size).batches():
+            without += not (batch.labels * batch.weights).any()
+            trainer.step(batch, 1.0)
+        state = trainer.state()
+        names = ("model.embedding.weight", "lazy_adam.updates.embedding.weight")
+        weight, updates = (state[name] for name in names)
+        assert isinstance(weight, torch.Tensor)
+        assert isinstance(updates, torch.Tensor)
+        return weight.detach(), updates, without
+
+    ((weight, updates, rarely),) = on_ranks(1, run)
+    of_ranks = on_ranks(SHARDS, run)
+    assert sum(without for *_, without in of_ranks) > SHARDS * rarely
+    for other_weight, other_updates, _ in of_ranks:
+        torch.testing.assert_close(other_weight, weight, rtol=1e-3, atol=1e-4)
+        assert torch.equal(other_updates, updates)
+
+
 @pytest.mark.parametrize(
     "train, message",
     [

@@ -9,22 +9,25 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conf.errors import ConfigError
 from conf.types import ModelConfig, MultiHot, Train
 from metrics import auc
-from tests.training.architectures import VARIANTS, variant
+from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.feature_rows import Rows, make_spec, random_rows, segment_rows
 from tests.training.ranks_in_threads import on_ranks
 from training.collectives import Collectives, LocalCollectives
-from training.data.batch import Batch
+from training.data.batch import Batch, DrawnItems
 from training.device import mixed_precision
 from training.embeddings.rows import SummedRowGradient
 from training.embeddings.table import tables_of
+from training.loop import forward
 from training.loop.forward import DensePart, Forward
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.models.click_model import ClickModel
+from training.models.factorization import VectorModel
 from training.optimizers.gradients import LossScale, clipped
 
 CPU = torch.device("cpu")
@@ -207,6 +210,66 @@ def test_only_fp16_has_a_scale(rows: Rows) -> None:
         trainer, _ = train_steps(LocalCollectives(), rows, steps=1, precision=precision)
         assert trainer.facts() == {}
         assert not any(name.startswith("scaler.") for name in trainer.state())
+
+
+class OneNumberPerRow(TorchDispatchMode):
+    """Records operations, except conversions, that return 16-bit numbers, one for each of some rows."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.found: list[str] = []
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: Any = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        result = operation(*arguments, **(named or {}))
+        of_rows = isinstance(result, Tensor) and result.numel() == self.rows
+        if of_rows and result.dtype == torch.bfloat16 and operation is not torch.ops.aten._to_copy.default:
+            self.found.append(str(operation))
+        return result
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
+def test_no_part_of_a_logit_is_a_16_bit_number(name: str) -> None:
+    """The parts are those of linear layers, of products of vectors, and of the last layer of an MLP."""
+    rows, spec = 37, small_spec(name)
+    model = build_model(variant(name, multi_hot={"max_length": 3}), spec)
+    inputs = random_rows(spec, rows, seed=0).tensors(length=3)
+    with mixed_precision("bf16", CPU), OneNumberPerRow(rows) as recorded:
+        logits = model(*inputs)
+    assert recorded.found == []
+    assert logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", sorted(SEQUENCE_VARIANTS.keys() - {"din", "din_dropout"}))
+def test_sums_of_item_vectors_are_not_rounded_to_16_bits(name: str) -> None:
+    """Rounding them changes the logit as much as rounding the logit itself."""
+    spec = small_spec(name)
+    model = build_model(variant(name, multi_hot={"max_length": 3}), spec).eval()
+    assert isinstance(model, VectorModel)
+    dense, categorical = random_rows(spec, 37, seed=0).tensors(length=3)
+    exact = model.item_vectors(dense, categorical)
+    with mixed_precision("bf16", CPU):
+        assert torch.equal(model.item_vectors(dense, categorical), exact)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_products_with_drawn_items_are_float32(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(forward, "is_compiled", lambda *_: False)
+    spec, rows, group = small_spec("two_tower"), 16, 5
+    model = build_model(variant("two_tower", multi_hot={"max_length": 3}), spec)
+    users, items = (random_rows(spec, rows, seed).tensors(length=3) for seed in (0, 1))
+    index = torch.randint(0, rows, (rows, group), generator=torch.Generator().manual_seed(0))
+    batch = Batch(*users, torch.zeros(0), torch.zeros(0), rows, items=DrawnItems(*items, index), group=group)
+    train = {"precision": "bf16", "loss": "softmax", "negatives": {"per_positive": group - 1}}
+    with torch.no_grad():
+        logits = Forward(model, Train.model_validate(train))._logits(batch)
+        with mixed_precision("bf16", CPU):
+            of_users, of_items = model.user_vectors(*users), model.item_vectors(*items)
+    expected = (of_users.double() @ of_items.double().t()).gather(1, index).flatten()
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -294,6 +294,8 @@ def test_the_refit_does_the_same_share_of_its_steps(no_spark: None, tmp_path: Pa
     config = config_of(lake, epochs=3, evaluate_every_steps=4, stop_at=stop_at)
     champion = read_description(model_path(lake, NAME, train_and_promote(config, FIRST)))
     assert (champion["steps"], champion["stopped"] is None) == (4, False)
+    facts = train_model.run(context_of(config, FIRST)).facts  # of the trained model
+    assert facts["rows_per_s"] == pytest.approx(4 * 64 / facts["train_s"], rel=0.05)  # four batches of 64
     measured = make_plan(config, lake, read_dataset(lake, FIRST)).steps_per_epoch
     refitted = read_description(str(refit(config, FIRST).output))
     plan = make_refit_plan(config, lake, read_dataset(lake, FIRST), champion["version"])

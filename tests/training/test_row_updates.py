@@ -131,6 +131,27 @@ def test_a_row_first_met_late_moves_by_the_rate() -> None:
     torch.testing.assert_close(table.weight[7] - before[7], torch.full((DIM,), 0.01), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", ["row_wise_adagrad", "sgd", "lazy_adam"])
+def test_rows_whose_gradient_is_zero_keep_their_weights_and_their_state(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only rows of weight zero looked them up, and the number of these rows depends on that of ranks."""
+    if not compiled:
+        monkeypatch.setattr(optimizers, "library", lambda: None)
+    table = make_table()
+    optimizer = row_optimizer(name, table)
+    optimizer.step(SummedRowGradient(torch.tensor([2, 5, 9]), torch.ones(3, DIM)), 0.1, 1)
+    before = [table.weight.clone(), *(value.clone() for value in optimizer.state().values())]
+    values = torch.stack([torch.zeros(DIM), -torch.zeros(DIM), torch.tensor([0, 0, 1e-30]), torch.ones(DIM)])
+    optimizer.step(SummedRowGradient(torch.tensor([2, 3, 5, 11]), values), 0.1, 2)
+    for value, old in zip([table.weight, *optimizer.state().values()], before, strict=True):
+        assert torch.equal(value[[2, 3, 9]], old[[2, 3, 9]])
+        assert not torch.equal(value[11], old[11])
+    if name == "lazy_adam":
+        assert optimizer.state()["lazy_adam.updates"].tolist() == [0, 0, 1, 0, 0, 2, 0, 0, 0, 1, 0, 1]
+
+
 @pytest.mark.parametrize("name", ["row_wise_adagrad", "sgd", "lazy_adam"])
 def test_rows_without_gradient_stay(name: str) -> None:
     table = make_table()

@@ -61,6 +61,20 @@ def test_a_rule_needs_something_to_reach_and_evaluations() -> None:
         Train(stop_at=StopAt(value=0.8))
 
 
+@pytest.mark.parametrize("loss", ["bce", "bpr", "softmax", "full_softmax", "in_batch_softmax"])
+@pytest.mark.parametrize("metric", ["auc", "log_loss", "normalized_entropy"])
+def test_a_rule_about_probabilities_needs_a_loss_that_predicts_them(loss: str, metric: str) -> None:
+    """The log loss of other scores falls and rises with their scale, so it would keep bad weights."""
+    negatives = {"negatives": {}} if loss in ("bpr", "softmax") else {}
+    rule = {"stop_at": {"metric": metric, "patience": 2}, "evaluate_every_steps": 5}
+    train = {"loss": loss, **negatives, **rule}
+    if loss == "bce" or metric == "auc":
+        Train.model_validate(train)
+        return
+    with pytest.raises(ValidationError, match=rf"metric={metric} needs probabilities, .*loss={loss} are not"):
+        Train.model_validate(train)
+
+
 def plan_of(lake: LakePaths, **train: Any) -> TrainPlan:
     spec, rows = segment_rows(20_000, seed=1)
     held_out = {"validation": {"2026-01-03": segment_rows(4_000, 2)[1]}}

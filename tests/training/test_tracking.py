@@ -90,6 +90,28 @@ def test_a_server_gets_one_run_and_one_version_a_training(
     assert list(empty_cwd.iterdir()) == []
 
 
+def test_parameters_with_names_of_features_that_mlflow_refuses_get_other_names(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    kept = ["size", "gr\u00f6\u00dfe", "item/sku: a-b"]
+    refused = ["item (sku)", "item [sku]", "a//b", "a/", "..", "line\n", "x" * 300, "x" * 301, "\U0001f600"]
+    shares = {name: number / 100 for number, name in enumerate([*kept, *refused])}
+    params = {"train": {"unknown_share": shares}}
+    mlflow_mirror.track_training(LakePaths(str(tmp_path)), of("names", "v1"), params)
+    assert "MLflow was not updated" not in caplog.text
+    client = MlflowClient(server, server)
+    (run,) = runs(client, "names")
+    assert run.info.status == "FINISHED"
+    logged = run.data.params
+    assert sorted(logged.values()) == sorted(str(share) for share in shares.values())
+    for name in kept:
+        assert logged[f"train.unknown_share.{name}"] == str(shares[name])
+    (of_item,) = [name for name, value in logged.items() if value == str(shares["item (sku)"])]
+    assert of_item.startswith("train.unknown_share.item _sku__")
+    assert client.get_model_version_by_alias("names", "challenger").run_id == run.info.run_id
+
+
 def test_a_server_gets_the_uri_of_a_lake_on_an_object_store(
     server: str,
     bucket: str,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conf.errors import DataError
-from conf.types import Config, ModelConfig, Train
+from conf.types import Config, ModelConfig, Scope, Train
 from storage import file_io
 from storage.dataset import Dataset, split_partitions
 from storage.feature_spec import FeatureSpec
@@ -247,6 +247,33 @@ def test_a_challenger_starts_from_the_champion_only_where_that_fits(
     ]:
         assert find_parent(*changed) is None
         assert reason in caplog.text
+
+
+@pytest.mark.parametrize("model, kept", [(MODEL, True), ({"architecture": "neumf"}, False)])
+def test_a_champion_with_other_scopes_is_a_parent_only_of_models_that_ignore_scopes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, model: dict[str, Any], kept: bool
+) -> None:
+    """The section `scopes` does not change ids, so build_features extends the champion's workflow."""
+    caplog.set_level("INFO")
+    lake = LakePaths(str(tmp_path))
+    config = make_config(lake, model=model, train={"num_ranks": 1, "global_batch_size": 64})
+    dataset = publish_random(lake, 100)
+    version = train_in_process(make_plan(config, lake, dataset))["version"]
+    promote(lake, RUN_DATE, version)
+    spec = make_spec(2, [9, 5], "w2")
+    train = {"train": {"2026-01-03": random_rows(spec, 100, seed=0)}}
+    scopes: list[tuple[Scope, str | None]] = [("item", version), ("user", version if kept else None)]
+    for scope, parent in scopes:
+        features = [replace(one, scope=scope) if one.name == "C1" else one for one in spec.features]
+        moved = replace(spec, features=tuple(features))
+        later = publish_all(lake, "2026-01-05", moved, train, mode="extend", parent_workflow="w1")
+        assert make_plan(config, lake, later).description["parent"] == parent
+    reason = "the champion was trained with other `scopes`: ['C1 had scope item and now has scope user']"
+    assert (reason in caplog.text) == (not kept)
+    warm = config.model_copy(update={"train": Train.model_validate({"retrain": {"start": "warm"}})})
+    if not kept:
+        with pytest.raises(DataError, match=r"cannot start from champion .*other `scopes`"):
+            make_plan(warm, lake, later)
 
 
 def test_a_warm_started_training_goes_on_with_the_days_it_has_not_seen(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from pydantic import Field
 from conf.types import PositiveInt, Strict
 from training.settings.shared_settings import DropShare, HiddenWidths
 
+# No feature's scope changes the logit, so a training can start from a model with other scopes.
+READS_SCOPES = False
+
 
 class Settings(Strict):
     """DCN-V2: cross layers and an MLP over the concatenated features x_0 (Wang et al., arXiv:2008.13535)."""

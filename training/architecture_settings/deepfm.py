@@ -7,6 +7,9 @@ from pydantic import Field
 from conf.types import PositiveInt, Strict
 from training.settings.shared_settings import DropShare, HiddenWidths
 
+# No feature's scope changes the logit, so a training can start from a model with other scopes.
+READS_SCOPES = False
+
 
 class Settings(Strict):
     """DeepFM: a factorization machine and an MLP over the same embeddings (Guo et al., arXiv:1703.04247)."""

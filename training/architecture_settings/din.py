@@ -13,6 +13,9 @@ from training.settings.shared_settings import (
     check_history,
 )
 
+# No feature's scope changes the logit, so a training can start from a model with other scopes.
+READS_SCOPES = False
+
 
 class Settings(HistorySettings):
     """DIN: an MLP over the features and a history pooled by attention to the item (Zhou et al., KDD 2018)."""

@@ -8,6 +8,9 @@ from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
 from training.settings.shared_settings import Features
 
+# No feature's scope changes the logit, so a training can start from a model with other scopes.
+READS_SCOPES = False
+
 
 class Settings(Strict):
     """DLRM: an MLP over the dot products of all pairs of feature vectors (Naumov et al. 2019)."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from conf.types import Strict
 
+# No feature's scope changes the logit, so a training can start from a model with other scopes.
+READS_SCOPES = False
+
 
 class Settings(Strict):
     """Logistic regression: one weight for each id and each dense feature. It has no settings."""

@@ -10,6 +10,9 @@ from conf.errors import ConfigError
 from conf.types import Names, PositiveInt, Strict
 from training.settings.shared_settings import DropShare, Features, FtrlSettings, HiddenWidths
 
+# No feature's scope changes the logit, so a training can start from a model with other scopes.
+READS_SCOPES = False
+
 
 class Crosses(Strict):
     """Crosses every feature of `left` with every feature of `right`, for the wide part.

@@ -57,7 +57,6 @@ class WidePart(LinearPart):
         products = [(cross, left, right) for cross in crosses for left in cross.left for right in cross.right]
         single = list(inputs.names)[: inputs.num_embedded - len(inputs.list_lengths)]
         require_known(crosses, single)
-        self.num_dense = inputs.num_dense
         self.reads_ids = bool(products)
         sizes = [cross.buckets for cross, _, _ in products]
         starts = list(accumulate(sizes, initial=inputs.num_dense))
@@ -69,10 +68,6 @@ class WidePart(LinearPart):
             ("starts", starts[:-1]),
         ):
             self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
-
-    def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits, shape (B,), without the weights of crosses."""
-        return self.bias + vectors[0].sum(dim=(1, 2)) + dense @ self.weights[: self.num_dense]
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns the logits, shape (B,), with the weights of crosses."""

@@ -171,6 +171,8 @@ class DevicePoolWriter:
 
     def _write_rows(self, contents: PoolContents, targets: Tensor, pool: Pool) -> None:
         ranges = [part for of_shard in contents.ranges for part in of_shard]
+        if not ranges:  # the shards of this rank have no more rows, but those of another rank have
+            return
         epoch = contents.order.epoch
         rows = pool.weights.numel()
         labels, weights = pool.labels.view(rows).view(torch.int32), pool.weights.view(rows)

@@ -156,7 +156,7 @@ class Forward:
         with self._autocast():
             users = model.user_vectors(batch.dense, batch.categorical)
             items = model.item_vectors(drawn.dense, drawn.categorical)
-            return sampled_products(users, items, drawn.index).flatten()
+        return sampled_products(users.float(), items.float(), drawn.index).flatten()
 
     def _compared(self, model: VectorModel, batch: Batch) -> Vectors:
         """Returns the vectors of users and items that the loss compares, as float32."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from conf.types import Profile
+from storage import file_io
 from training.loop.training_loop import Callback, StepResult, TrainingState, is_due
 from training.progress import Report
 
@@ -156,7 +159,7 @@ class StepProfiler(Callback):
 
     def __init__(self, config: Profile | None, folder: str, rank: int) -> None:
         self._config = config if config and (rank == 0 or config.every_rank) else None
-        self._folder = Path(folder)
+        self._folder = folder
         self._rank = rank
         self._last_step = 0
         self._running: profile | None = None
@@ -183,9 +186,22 @@ class StepProfiler(Callback):
             return
         running, self._running = self._running, None
         running.stop()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"rank{self._rank}-steps{self._config.first_step}-{self._last_step}.json.gz"
-        running.export_chrome_trace(str(path))
+        path = f"{self._folder}/rank{self._rank}-steps{self._config.first_step}-{self._last_step}.json.gz"
+        _write_trace(running, path)
         log.info(
             "the trace of steps %d to %d is in the file %s", self._config.first_step, self._last_step, path
         )
+
+
+def _write_trace(running: profile, path: str) -> None:
+    """Writes a trace to a file of the lake. torch can only write to local files."""
+    files, inner = file_io.filesystem(path)
+    if file_io.is_local(path):
+        Path(inner).parent.mkdir(parents=True, exist_ok=True)
+        running.export_chrome_trace(inner)
+        return
+    with TemporaryDirectory() as scratch:
+        local = Path(scratch, Path(inner).name)
+        running.export_chrome_trace(str(local))
+        with local.open("rb") as trace, files.open_output_stream(inner, compression=None) as upload:
+            shutil.copyfileobj(trace, upload)

@@ -31,6 +31,7 @@ from training.settings import (
     check_loss,
     check_model,
     complete,
+    reads_scopes,
     training_digests,
     with_item,
 )
@@ -112,7 +113,8 @@ def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
         require_oov_ids(config.train.unknown_share, [feature.name for feature in spec.embedded])
     for model in (config.model, *(ModelConfig(architecture=name) for name in config.train.baselines)):
         check_loss(config.train, model)
-    parent = find_parent(config, lake, dataset)
+    scopes = {feature.name: feature.scope for feature in spec.features}
+    parent = find_parent(config, lake, dataset, scopes if reads_scopes(config.model) else None)
     seen = parent.trained_days if parent else frozenset()
     parent_version = parent.version if parent else None
     extensions = training_digests(config.train, [config.model.architecture, *config.train.baselines])

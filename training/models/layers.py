@@ -150,9 +150,12 @@ class LinearPart(ClickModel):
         return [self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the logits, shape (B,), from `dense` (B, D) float32 and the weights of ids in `vectors`."""
+        """Returns the logits, shape (B,), from `dense` (B, D) float32 and the weights of ids in `vectors`.
+
+        The first D numbers of `weights` are those of the dense features.
+        """
         # In mixed precision, a matrix product would be rounded to 16 bits.
-        dense_sum = (dense * self.weights).sum(dim=1)
+        dense_sum = (dense * self.weights[: dense.shape[1]]).sum(dim=1)
         return self.bias + vectors[0].sum(dim=(1, 2)) + dense_sum
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedLinear:

@@ -140,15 +140,17 @@ class SequenceModel(HistoryModel, ABC):
     def _sides(self, dense: Tensor, embedded: Tensor, sides: slice = slice(2)) -> Tensor:
         """Returns the sums of the vectors of the features of each side, (B, sides, E), without the history.
 
-        Side 0 is the user, side 1 the item and the context.
+        Side 0 is the user, side 1 the item and the context. The sums are float32 even under mixed precision,
+        because the logit is a sum of their products.
         """
-        of_ids = torch.stack([self.user_embedded, 1 - self.user_embedded])[sides]  # (sides, C)
-        sums = of_ids @ embedded
-        if not dense.shape[1]:
-            return sums
-        of_dense = torch.stack([self.user_dense, 1 - self.user_dense])[sides]  # (sides, D)
-        vectors = of_dense.unsqueeze(2) * self.dense_vectors  # (sides, D, E)
-        return sums + (dense @ vectors.transpose(0, 1).flatten(1)).unflatten(1, (len(of_ids), -1))
+        with torch.autocast(embedded.device.type, enabled=False):
+            of_ids = torch.stack([self.user_embedded, 1 - self.user_embedded])[sides]  # (sides, C)
+            sums = of_ids @ embedded
+            if not dense.shape[1]:
+                return sums
+            of_dense = torch.stack([self.user_dense, 1 - self.user_dense])[sides]  # (sides, D)
+            vectors = of_dense.unsqueeze(2) * self.dense_vectors  # (sides, D, E)
+            return sums + (dense @ vectors.transpose(0, 1).flatten(1)).unflatten(1, (len(of_ids), -1))
 
 
 def sequence_layout(

@@ -381,6 +381,10 @@ class RowWiseAdagrad:
 #
 # Here g[r] is the gradient of row r, and m[r] and v[r] are the row's moments. On a CPU, compiled code reads
 # and writes each row once (training/native/lazy_adam.cpp).
+#
+# A row whose gradient is zero, summed over ranks, does not change either. Only batch rows of weight zero look
+# up such a row, or its vector does not influence the loss. Which batch rows have weight zero depends on the
+# number of ranks: a rank without a positive row has one batch row of weight zero (find_positive_rows).
 
 
 # Each thread updates at least this many numbers, if there is more than one thread.
@@ -408,7 +412,8 @@ class LazyAdam:
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
-        """Updates the rows of a gradient. `step` is the step of the training."""
+        """Updates the rows whose gradient is not zero. `step` is the step of the training."""
+        gradient = _without_zero_rows(gradient)
         on_host = gradient.values.device.type == "cpu" and gradient.values.dtype == torch.float32
         if on_host and library() is not None:
             self.table.add_to_rows(gradient.rows, self.compiled_change(gradient, rate), step)
@@ -485,6 +490,14 @@ class LazyAdam:
             "lazy_adam.square": self.square,
             "lazy_adam.updates": self.updates,
         }
+
+
+def _without_zero_rows(gradient: SummedRowGradient) -> SummedRowGradient:
+    """Returns the part of a gradient whose rows are not all zeros."""
+    used = (gradient.values.abs().amax(dim=1) != 0).nonzero().squeeze(1)
+    if len(used) == len(gradient.rows):
+        return gradient
+    return SummedRowGradient(gradient.rows.index_select(0, used), gradient.values.index_select(0, used))
 
 
 # Stochastic gradient descent on the rows of a table that a batch looked up. The optimizer has no state.

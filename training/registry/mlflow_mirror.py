@@ -23,10 +23,13 @@ import json
 import logging
 import os
 import platform
+import posixpath
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -217,7 +220,7 @@ def _set_alias(client: MlflowClient, name: str, alias: str, version: str) -> Non
 
 VERSION_TAG, SOURCE_TAG = "nightrank.version", "nightrank.source"
 _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100  # limits of MLflow's log_batch
-_PARAM_LENGTH = 500
+_PARAM_LENGTH, _PARAM_NAME_LENGTH = 500, 250
 _TAGS = ("run_date", "workflow_version", "dataset_digest", "code_version", "parent", "refit_of")
 
 
@@ -239,7 +242,7 @@ def log_training(
     run_id = run.info.run_id
     tags = {key: description[key] or "" for key in _TAGS if key in description}
     client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
-    values = [Param(key, str(value)[:_PARAM_LENGTH]) for key, value in _flat(params)]
+    values = [Param(_param_name(key), str(value)[:_PARAM_LENGTH]) for key, value in _flat(params)]
     for first in range(0, len(values), _PARAMS_A_CALL):
         client.log_batch(run_id, params=values[first : first + _PARAMS_A_CALL])
     metrics = _metrics(description)
@@ -347,6 +350,19 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _param_name(key: str) -> str:
+    """Returns a key as a name that MLflow accepts for a parameter. Different keys get different names.
+
+    A key may contain the name of a feature, and so any characters. In a key that MLflow refuses, unusual
+    characters become `_`, and a digest of the key is appended.
+    """
+    refused = re.fullmatch(r"[/\w.\- :]*", key) is None or posixpath.normpath(key) != key
+    if not refused and len(key) <= _PARAM_NAME_LENGTH:
+        return key
+    accepted = re.sub(r"[^\w.\- :]", "_", key)[: _PARAM_NAME_LENGTH - 9]
+    return f"{accepted}_{sha256(key.encode()).hexdigest()[:8]}"
 
 
 # The file `MLmodel` describes a model of the lake to MLflow.

@@ -16,7 +16,7 @@ from datetime import date, timedelta
 from typing import Any, assert_never
 
 from conf.errors import DataError
-from conf.types import Config, ModelConfig
+from conf.types import Config, ModelConfig, Scope
 from storage.dataset import Dataset
 from storage.paths import LakePaths
 from training.registry import versions
@@ -39,10 +39,19 @@ class Parent:
     trained_days: frozenset[str]
 
 
-def find_parent(config: Config, lake: LakePaths, dataset: Dataset) -> Parent | None:
+def find_parent(
+    config: Config, lake: LakePaths, dataset: Dataset, scopes: Mapping[str, Scope] | None = None
+) -> Parent | None:
     """Returns the champion before the run date if this training can start from it, else None.
 
     If this function returns None, it logs the reason.
+
+    Args:
+        config: the configuration.
+        lake: the lake.
+        dataset: the dataset on which the model is trained.
+        scopes: the scope of each feature, if the model computes with scopes. The weights of a champion whose
+            features had other scopes would have another meaning. None if the model ignores scopes.
 
     Raises:
         DataError: `train.retrain.start` is `warm`, but the training cannot start from the champion.
@@ -53,7 +62,9 @@ def find_parent(config: Config, lake: LakePaths, dataset: Dataset) -> Parent | N
         return None
     description = read_description(versions.model_path(lake, config.name, champion))
     parent = Parent(champion, frozenset(description["trained_days"]))
-    reason = fresh_start(config, lake, dataset.run_date) or _misfit(config, dataset, description, parent)
+    reason = fresh_start(config, lake, dataset.run_date) or _misfit(
+        config, dataset, scopes or {}, description, parent
+    )
     if reason and config.train.retrain.start == "warm":
         # A workflow that extends the champion's helps only if the dataset has another workflow.
         helps = config.log.by_day and not _has_workflow_of(description, dataset)
@@ -135,7 +146,13 @@ def _was_fresh(lake: LakePaths, name: str, run_date: str) -> bool:
     return is_described(path) and read_description(path)["parent"] is None
 
 
-def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], parent: Parent) -> str | None:
+def _misfit(
+    config: Config,
+    dataset: Dataset,
+    scopes: Mapping[str, Scope],
+    description: Mapping[str, Any],
+    parent: Parent,
+) -> str | None:
     """Returns why a training cannot start from this champion; None if it can."""
     configured = config.model.model_dump(mode="json")
     # Settings that did not exist when the champion was trained get their defaults.
@@ -148,6 +165,11 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
             f"the champion was trained on ids of workflow {theirs}, which stand for other values in "
             f"workflow {ours}"
         )
+    if scopes and (moved := _moved_features(scopes, description)):
+        return (
+            f"architecture {config.model.architecture} computes with the scopes of features, and the "
+            f"champion was trained with other `scopes`: {moved}"
+        )
     if parent.trained_days >= set(train_days(dataset)):
         return "the champion has already been trained on all train days of the dataset"
     held_out = [member for split in ("validation", "test") for member in dataset.splits.get(split, ())]
@@ -155,6 +177,16 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
     if known:
         return _learned(known)
     return None
+
+
+def _moved_features(scopes: Mapping[str, Scope], description: Mapping[str, Any]) -> list[str]:
+    """Returns a text for each feature that had another scope when a model was trained."""
+    earlier = {feature["name"]: feature["scope"] for feature in description["feature_spec"]["features"]}
+    return [
+        f"{name} had scope {earlier[name]} and now has scope {scope}"
+        for name, scope in scopes.items()
+        if earlier.get(name, scope) != scope
+    ]
 
 
 def _has_workflow_of(description: Mapping[str, Any], dataset: Dataset) -> bool:

@@ -11,6 +11,7 @@ from training.settings.check_settings import (
     complete,
     known_architectures,
     read_settings,
+    reads_scopes,
     training_digests,
     with_item,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "complete",
     "known_architectures",
     "read_settings",
+    "reads_scopes",
     "training_digests",
     "with_item",
 ]

@@ -110,6 +110,17 @@ def check_retriever(config: ModelConfig) -> None:
         )
 
 
+def reads_scopes(config: ModelConfig) -> bool:
+    """Returns whether a model may compute another logit if features have other scopes.
+
+    An architecture that does not say so, such as one of another package, may.
+
+    Raises:
+        ConfigError: the architecture does not exist.
+    """
+    return bool(getattr(_module(config.architecture), "READS_SCOPES", True))
+
+
 def check_loss(train: Train, config: ModelConfig) -> None:
     """Checks that the loss of the section `train` can train the model.
 

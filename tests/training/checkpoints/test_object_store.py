@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from conf.errors import DataError
+from conf.types import Profile
 from storage import file_io
 from tests.etl.lakes import servers
 from tests.training.architectures import variant
@@ -22,6 +27,7 @@ from training.checkpoints import Checkpoints, Position, load_model, open_trained
 from training.checkpoints.checkpoints import log
 from training.checkpoints.tensor_file import TensorFile
 from training.collectives import Collectives, LocalCollectives
+from training.loop.progress_output import StepProfiler
 from training.loop.run import warm_start
 from training.models import build_model
 
@@ -83,6 +89,23 @@ def test_models_are_written_read_and_started_from(bucket: str, tmp_path: Path) -
     file_io.delete_file(f"{path}/model.json")
     with pytest.raises(DataError, match="has no complete model"):
         load_model(path, CPU)
+
+
+def test_a_profile_is_written_to_the_store(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = f"{bucket}/checkpoints/v2.profile"
+    profiler = StepProfiler(Profile(first_step=3, steps=1), folder, 0)
+    state: Any = SimpleNamespace(step=3)
+    profiler.on_step_start(state)
+    torch.ones(3).sum()
+    profiler.on_step_end(state, None)  # type: ignore[arg-type]
+    assert names(folder) == ["rank0-steps3-3.json.gz"]
+    files, inner = file_io.filesystem(f"{folder}/rank0-steps3-3.json.gz")
+    with files.open_input_stream(inner, compression=None) as stream:
+        assert json.loads(gzip.decompress(stream.read()))["traceEvents"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rows_on_demand_are_read_by_ranges(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
