@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.errors import DataError
-from conf.raw_types import Column, EventTime, RawTable
+from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
 from conf.time_notation import UTC
 from etl.native.library import is_built
 from etl.native.scan import KINDS, DamagedPageError, PagedColumn, merge_dictionaries
@@ -215,6 +215,8 @@ class ParquetReader(TableReader):
                 if column.name in returned:
                     converted = convert(values, column, unit, time_zone)
                     columns[column.name] = converted.values
+                    if column.type in LIST_TYPES:
+                        of_values = None  # lists have no dictionary, even if the file stores them as texts
                     if of_values is not None and len(converted.values.dictionary) == len(of_values):
                         counts[column.name] = of_values
                     bad = converted.malformed

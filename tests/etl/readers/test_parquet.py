@@ -20,6 +20,7 @@ from conf.errors import ConfigError, DataError
 from conf.raw_types import Column, EventTime, RawTable
 from etl.readers import parquet
 from etl.readers.parquet import ParquetReader
+from etl.readers.text import TextReader
 from tests.etl.readers.blocks import ReadRows, opened, read_all
 from tests.etl.readers.spark_parquet import EXACT_TIME, read_parquet_rows
 from tests.etl.test_parquet_rows import REFUSED, WRITERS, table_of, written
@@ -448,3 +449,21 @@ def test_other_declared_types(tmp_path: Path) -> None:
     wrong = Column.model_construct(name="tags", type="date", source=None, optional=False)
     with pytest.raises(ConfigError, match=r"a\.parquet: the column 'tags' .*type: date"):
         ParquetReader.open(table.model_copy(update={"columns": [wrong]}), (path,))
+
+
+@pytest.mark.parametrize("use_dictionary", [True, False])
+@pytest.mark.parametrize("declared", ["list<int>", "list<string>"])
+def test_texts_in_columns_of_lists_are_read_as_in_text_files(
+    tmp_path: Path, declared: str, use_dictionary: bool
+) -> None:
+    texts = ["3|1", "", "3|1", "2", "|4|", "x|1"]
+    (tmp_path / "a.tsv").write_text("".join(f"{text}\n" for text in texts))
+    path = written(tmp_path / "a.parquet", {"k": texts}, use_dictionary=use_dictionary, row_group_size=4)
+    table = table_of(k=declared)
+    expected = read_all(
+        opened(TextReader, table.model_copy(update={"format": "tsv"}), [str(tmp_path / "a.tsv")]), ["k"]
+    )
+    for split_bytes in (None, 1):  # one block, and a block for each row group
+        rows = read_all(opened(ParquetReader, table, [path]), ["k"], split_bytes)
+        assert (rows.columns, rows.reasons) == (expected.columns, expected.reasons)
+    assert expected.columns["k"][4:] == ([[4], None] if declared == "list<int>" else [["4"], ["x", "1"]])
