@@ -57,6 +57,7 @@ _TEXTS = pa.dictionary(pa.int32(), pa.string())
 # The values of a column, and the number of rows with each value of its dictionary, int64.
 _CountedValues = tuple[pa.DictionaryArray, np.ndarray]
 _WRAP_US = 2**64 // 1000
+_INT96 = pa.timestamp("us", UTC)
 _INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -208,7 +209,7 @@ class ParquetReader(TableReader):
             else:
                 values, of_values = _counted(_stored_values(rows, column, stored))
             unit = self._unit(column)
-            time_zone = UTC if stored.is_int96 else time_zone_of(self.table)
+            time_zone = time_zone_of(self.table)
             if unit is not None and pa.types.is_timestamp(values.type):
                 exact_time = instants(values, "us", time_zone)
             try:
@@ -350,6 +351,8 @@ def _rows_at(parts: Iterator[pa.Table], wanted: np.ndarray) -> pa.Table:
 def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.ChunkedArray:
     """Returns the values of a column as they are stored.
 
+    Timestamps of 96 bits are instants, so their type has the time zone UTC. Arrow reads them without a zone.
+
     Some writers store a time before 1970 in 96 bits as a day and a negative number of nanoseconds of the day.
     Arrow reads this number as unsigned. Such times are 2⁶⁴ ns too late, in the years 2262 to 2554.
     """
@@ -359,7 +362,7 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
     microseconds = one_array(values).cast(pa.int64())
     is_late = pc.and_(pc.greater(microseconds, _WRAP_US // 2), pc.less_equal(microseconds, _WRAP_US))
     corrected = pc.if_else(is_late, pc.subtract(microseconds, _WRAP_US), microseconds)
-    return pa.chunked_array([corrected.cast(values.type)])
+    return pa.chunked_array([corrected.cast(_INT96)])
 
 
 def _counted(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray | pa.Array, np.ndarray | None]:

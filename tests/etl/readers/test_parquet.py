@@ -467,3 +467,22 @@ def test_texts_in_columns_of_lists_are_read_as_in_text_files(
         rows = read_all(opened(ParquetReader, table, [path]), ["k"], split_bytes)
         assert (rows.columns, rows.reasons) == (expected.columns, expected.reasons)
     assert expected.columns["k"][4:] == ([[4], None] if declared == "list<int>" else [["4"], ["x", "1"]])
+
+
+def test_timestamps_of_96_bits_are_instants_in_every_declared_type(tmp_path: Path) -> None:
+    at = pa.array([1_767_915_000_000_000, -1, None], pa.timestamp("us", "UTC"))  # 2026-01-08 23:30
+    old = written(tmp_path / "a.parquet", {"at": at}, use_deprecated_int96_timestamps=True)
+    new = written(tmp_path / "b.parquet", {"at": at})
+    days = {"Europe/Berlin": [20462, 0, None], "America/New_York": [20461, -1, None]}
+    for time_zone, expected in days.items():
+        for declared, event_time in (
+            ("date", None),
+            ("timestamp", None),
+            ("int", EventTime(column="at", unit="ms")),
+        ):
+            table = table_of(at=declared).model_copy(update={"time_zone": time_zone})
+            a, b = (read_all(opened(ParquetReader, table, [path], event_time), ["at"]) for path in (old, new))
+            assert (a.columns, a.exact) == (b.columns, b.exact)
+            if declared == "date":
+                assert a.columns["at"] == expected
+    assert a.texts[0] == '{"at":"2026-01-08T23:30:00.000Z"}'
