@@ -711,7 +711,10 @@ def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
 
 
 def _last_rows(path: str, form: str, most: int) -> pa.Table:
-    """Returns the last rows of a file: at most `most` rows of its last row group or stripe."""
+    """Returns the last rows of a file: at most `most` rows of its last row group or stripe.
+
+    Row groups without rows are skipped.
+    """
     files, inner = file_io.filesystem(path)
     try:
         with files.open_input_file(inner) as source:
@@ -722,8 +725,9 @@ def _last_rows(path: str, form: str, most: int) -> pa.Table:
             else:
                 parquet = pq.ParquetFile(source)
                 last = deque[pa.RecordBatch](maxlen=2)
-                groups = parquet.num_row_groups
-                for batch in parquet.iter_batches(65_536, row_groups=[groups - 1] if groups else []):
+                footer = parquet.metadata
+                groups = [group for group in range(footer.num_row_groups) if footer.row_group(group).num_rows]
+                for batch in parquet.iter_batches(65_536, row_groups=groups[-1:]):
                     last.append(batch)
                 table = pa.Table.from_batches(last, parquet.schema_arrow)
     except (pa.ArrowInvalid, OSError) as error:

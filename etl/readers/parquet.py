@@ -296,6 +296,8 @@ def _read(
     """
     start, end = file_split.start, file_split.end
     groups = [start] if end is None else list(range(start, end))
+    # The columns of a row group without rows may have no pages.
+    groups = [group for group in groups if file.group_rows[group]]
     count = sum(file.group_rows[group] for group in groups)
     if not count:
         return

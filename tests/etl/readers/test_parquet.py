@@ -486,3 +486,17 @@ def test_timestamps_of_96_bits_are_instants_in_every_declared_type(tmp_path: Pat
             if declared == "date":
                 assert a.columns["at"] == expected
     assert a.texts[0] == '{"at":"2026-01-08T23:30:00.000Z"}'
+
+
+@pytest.mark.parametrize("use_dictionary", [True, False])
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_row_groups_without_rows_are_skipped(tmp_path: Path, empty: int, use_dictionary: bool) -> None:
+    rows = pa.table({"u": ["a", "b", None, "a"], "i": [1, 2, 3, None]})
+    parts = [rows[:2], rows[2:]]
+    parts.insert(empty, rows[:0])
+    with pq.ParquetWriter(tmp_path / "a.parquet", rows.schema, use_dictionary=use_dictionary) as writer:
+        for part in parts:
+            writer.write_table(part)
+    reader = opened(ParquetReader, table_of(u="string", i="int"), [str(tmp_path / "a.parquet")])
+    for split_bytes in (None, 1):
+        assert read_all(reader, ["u", "i"], split_bytes).columns == rows.to_pydict()
