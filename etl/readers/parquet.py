@@ -54,6 +54,8 @@ _VALUE_BYTES = 4
 # A row group that is larger than this multiple of a split is read as several blocks.
 _BLOCK_SPLITS = 4
 _TEXTS = pa.dictionary(pa.int32(), pa.string())
+# The encodings of values and levels from which Arrow can read a column of texts as a dictionary array.
+_DICTIONARY_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"))
 # The values of a column, and the number of rows with each value of its dictionary, int64.
 _CountedValues = tuple[pa.DictionaryArray, np.ndarray]
 _WRAP_US = 2**64 // 1000
@@ -313,12 +315,11 @@ def _read(
             if not names:
                 yield pa.table({"": pa.nulls(count)}), paged
                 return
-            paths = {footer.schema.column(index).path for index in range(footer.num_columns)}
             parquet = pq.ParquetFile(
                 source,
                 metadata=footer,
                 # `read_dictionary` has an effect only on columns of texts.
-                read_dictionary=[name for name in names if name in paths],
+                read_dictionary=_with_dictionaries(footer, groups, names),
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",
             )
@@ -334,6 +335,19 @@ def _read(
                 f"{file.path}: the rows of the row groups {groups} are damaged: {error}",
                 "deliver the file again",
             ) from error
+
+
+def _with_dictionaries(footer: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Returns the columns that Arrow can read as dictionary arrays, as far as their encodings allow it.
+
+    For example, version 2 of Parquet has encodings of texts that Arrow can only read as plain arrays.
+    """
+    indices = [index for index in range(footer.num_columns) if footer.schema.column(index).path in names]
+    chunks = [footer.row_group(group).column(index) for group in groups for index in indices]
+    others = {
+        chunk.path_in_schema for chunk in chunks if not _DICTIONARY_ENCODINGS.issuperset(chunk.encodings)
+    }
+    return sorted({chunk.path_in_schema for chunk in chunks} - others)
 
 
 def _rows_at(parts: Iterator[pa.Table], wanted: np.ndarray) -> pa.Table:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -500,3 +501,30 @@ def test_row_groups_without_rows_are_skipped(tmp_path: Path, empty: int, use_dic
     reader = opened(ParquetReader, table_of(u="string", i="int"), [str(tmp_path / "a.parquet")])
     for split_bytes in (None, 1):
         assert read_all(reader, ["u", "i"], split_bytes).columns == rows.to_pydict()
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
+def test_texts_in_the_encodings_of_version_2(tmp_path: Path, encoding: str) -> None:
+    texts = ["user 1", None, "user 12", "", "user 1"]
+    options = {"use_dictionary": ["b"], "column_encoding": {"a": encoding}, "row_group_size": 3}
+    path = written(tmp_path / "a.parquet", {"a": texts, "b": texts}, **options)
+    reader = opened(ParquetReader, table_of(a="string", b="string"), [path])
+    expected = [text or None for text in texts]
+    for split_bytes in (None, 1):
+        assert read_all(reader, ["a", "b"], split_bytes).columns == {"a": expected, "b": expected}
+
+
+def test_files_that_duckdb_writes_in_version_2(tmp_path: Path) -> None:
+    """Some column chunks have a dictionary, and others are encoded as DELTA_LENGTH_BYTE_ARRAY."""
+    path = tmp_path / "a.parquet"
+    texts = "CASE WHEN range < 2048 THEN range % 7 ELSE range END"
+    duckdb.execute(
+        f"COPY (SELECT 'u' || {texts} AS u FROM range(4096)) TO '{path}' "
+        "(FORMAT parquet, PARQUET_VERSION V2, ROW_GROUP_SIZE 2048)"
+    )
+    footer = pq.read_metadata(path)
+    encodings = [footer.row_group(group).column(0).encodings for group in range(footer.num_row_groups)]
+    assert "DELTA_LENGTH_BYTE_ARRAY" in encodings[1]
+    assert "DELTA_LENGTH_BYTE_ARRAY" not in encodings[0]
+    rows = read_all(opened(ParquetReader, table_of(u="string"), [str(path)]), ["u"])
+    assert rows.columns == pq.read_table(path).to_pydict()
