@@ -25,6 +25,7 @@ from pyarrow import fs, orc
 from conf.errors import ConfigError, DataError
 from conf.names import has_date, with_any_date
 from conf.raw_types import SEPARATORS, UTF8, Encoding
+from etl.raw.file_columns import first_bytes
 from etl.raw.file_splits import FileSplit, as_utf8, compression, read_blocks
 from etl.raw.files import files_at, find_files
 from etl.readers.text import rows_of_displays
@@ -172,6 +173,7 @@ def read_sample(path: RawPath) -> TableSample:
     if path.files == (path.pattern,) and is_delta_table(path.pattern):
         files = [file.path for file in files_at(path.pattern) or ()]
         return _columnar(path, "delta", files)
+    path = replace(path, files=_without_empty_ends(path.files))
     form = _format_by_name(path.files[0])
     if form == "avro":
         return _avro(path)
@@ -188,6 +190,15 @@ def read_sample(path: RawPath) -> TableSample:
     else:
         sample = _separated(path, texts, is_whole)
     return replace(sample, encoding=encoding)
+
+
+def _without_empty_ends(files: tuple[str, ...]) -> tuple[str, ...]:
+    """Leaves out empty files at the start and at the end. If all files are empty, returns all."""
+    first = next((index for index, file in enumerate(files) if first_bytes(file, 1)), None)
+    if first is None:
+        return files
+    last = next(index for index in reversed(range(len(files))) if first_bytes(files[index], 1))
+    return files[first : last + 1]
 
 
 def _encoding(texts: Sequence[bytes]) -> Encoding:

@@ -22,6 +22,7 @@ from conf.time_notation import UTC
 from etl.native.library import is_built
 from etl.native.scan import KINDS, DamagedPageError, PagedColumn, merge_dictionaries
 from etl.raw.file_columns import (
+    empty_file,
     has_column,
     leaves_of,
     parquet_metadata,
@@ -128,7 +129,7 @@ class ParquetReader(TableReader):
             rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
             files.append(_File(path, same.setdefault(columns, columns), rows, sizes))
         if not files:
-            raise DataError(f"{paths[0]} is empty (0 bytes)", "deliver the file again")
+            raise empty_file(paths[0])
         return cls(table, paths, tuple(files), event_time)
 
     def splits(self, split_bytes: int | None = None) -> list[FileSplit]:

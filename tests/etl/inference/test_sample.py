@@ -193,6 +193,18 @@ def test_the_end_of_the_last_of_several_files_is_read(
     assert times[400:] == [str(time) for time in range(1_390, 1_400)]
 
 
+@pytest.mark.parametrize("form", ["csv", "csv.gz", "jsonl", "parquet"])
+def test_empty_files_at_the_start_and_the_end_are_skipped(tmp_path: Path, form: str) -> None:
+    for name in ("1", "2"):
+        _write(form.removesuffix(".gz"), tmp_path / f"{name}.{form}")  # pandas compresses by the name
+    for name in ("0", "3"):
+        (tmp_path / f"{name}.{form}").write_bytes(gzip.compress(b"") if form == "csv.gz" else b"")
+    times = [int(time) for time in _sample(tmp_path / f"*.{form}").rows.column("time").to_pylist()]
+    assert times[:400] == LONG["time"].tolist()
+    assert len(times) > 400
+    assert times[-1] == 1_399
+
+
 def test_days_in_names_become_a_part_of_the_path(tmp_path: Path) -> None:
     for day in (1, 2, 3):
         folder = tmp_path / f"dt=2026-01-0{day}"
