@@ -25,6 +25,7 @@ from pyarrow import fs, orc
 from conf.errors import ConfigError, DataError
 from conf.names import has_date, with_any_date
 from conf.raw_types import SEPARATORS, UTF8, Encoding
+from etl.raw.file_columns import first_bytes
 from etl.raw.file_splits import FileSplit, as_utf8, compression, read_blocks
 from etl.raw.files import files_at, find_files
 from etl.readers.text import rows_of_displays
@@ -174,6 +175,7 @@ def read_sample(path: RawPath) -> TableSample:
     if path.files == (path.pattern,) and is_delta_table(path.pattern):
         files = [file.path for file in files_at(path.pattern) or ()]
         return _columnar(path, "delta", files)
+    path = replace(path, files=_without_empty_ends(path.files))
     form = _format_by_name(path.files[0])
     if form == "avro":
         return _avro(path)
@@ -190,6 +192,15 @@ def read_sample(path: RawPath) -> TableSample:
     else:
         sample = _separated(path, texts, is_whole)
     return replace(sample, encoding=encoding)
+
+
+def _without_empty_ends(files: tuple[str, ...]) -> tuple[str, ...]:
+    """Leaves out empty files at the start and at the end. If all files are empty, returns all."""
+    first = next((index for index, file in enumerate(files) if first_bytes(file, 1)), None)
+    if first is None:
+        return files
+    last = next(index for index in reversed(range(len(files))) if first_bytes(files[index], 1))
+    return files[first : last + 1]
 
 
 def _encoding(texts: Sequence[bytes]) -> Encoding:
@@ -725,7 +736,10 @@ def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
 
 
 def _last_rows(path: str, form: str, most: int) -> pa.Table:
-    """Returns the last rows of a file: at most `most` rows of its last row group or stripe."""
+    """Returns the last rows of a file: at most `most` rows of its last row group or stripe.
+
+    Row groups without rows are skipped.
+    """
     files, inner = file_io.filesystem(path)
     try:
         with files.open_input_file(inner) as source:
@@ -736,8 +750,9 @@ def _last_rows(path: str, form: str, most: int) -> pa.Table:
             else:
                 parquet = pq.ParquetFile(source)
                 last = deque[pa.RecordBatch](maxlen=2)
-                groups = parquet.num_row_groups
-                for batch in parquet.iter_batches(65_536, row_groups=[groups - 1] if groups else []):
+                footer = parquet.metadata
+                groups = [group for group in range(footer.num_row_groups) if footer.row_group(group).num_rows]
+                for batch in parquet.iter_batches(65_536, row_groups=groups[-1:]):
                     last.append(batch)
                 table = pa.Table.from_batches(last, parquet.schema_arrow)
     except (pa.ArrowInvalid, OSError) as error:

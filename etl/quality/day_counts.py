@@ -7,7 +7,7 @@ stops if the share of rows with a time on another day is above the limit `qualit
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -86,6 +86,30 @@ def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[Rejec
     return rejected
 
 
+def _example(table: Log, raw: RawFiles, reasons: Mapping[str, int], quarantine: Partition) -> tuple[str, str]:
+    """Returns a description of the first row with the most frequent reason, and the remedy for this reason.
+
+    The quarantine does not store all rejected rows, so it may have none with this reason. Then the function
+    uses the most frequent reason of the stored rows.
+
+    Args:
+        table, raw: the log, and its files of the day.
+        reasons: maps each reason to the number of rows.
+        quarantine: the published quarantine of the day.
+    """
+    for reason in sorted(reasons, key=lambda reason: -reasons[reason]):
+        rejected = _quarantined(quarantine, reason, raw)
+        if rejected:
+            values = values_of(table, rejected)
+            shown = f"; values of these rows: {', '.join(values)}" if len(values) > 1 else ""
+            example = f"{rejected[0].file}: {description(table, rejected[0])}{shown}"
+            return (
+                f"; the first with the reason {reason}: {example}",
+                f"for the reason {reason}: {remedy(table, 'log', rejected[0])}",
+            )
+    return "", "correct the raw log"
+
+
 def check_day(
     plan: FeaturePlan, raw: RawFiles, counts: DayCounts, quarantine: Partition, *, warn: bool = True
 ) -> None:
@@ -112,16 +136,12 @@ def check_day(
     if share > plan.config.quality.max_bad_share:
         left_out = plan.reasons_left_out
         reasons = {reason: count for reason, count in counts.dropped.items() if reason not in left_out}
-        most = max(reasons, key=lambda reason: reasons[reason])
-        rejected = _quarantined(quarantine, most, raw)
-        values = values_of(plan.config.log, rejected)
-        shown = f"; values of these rows: {', '.join(values)}" if len(values) > 1 else ""
-        example = f"{rejected[0].file}: {description(plan.config.log, rejected[0])}{shown}"
+        example, correct = _example(plan.config.log, raw, reasons, quarantine)
         raise DataError(
             f"{bad:,} of {counted(counts.rows_in, 'row')} of {raw.dt} do not parse ({share:.1%}; "
             f"quality.max_bad_share={plan.config.quality.max_bad_share:.1%}); number of rows by "
-            f"reason: {reasons}; the first with the reason {most}: {example}",
-            f"for the reason {most}: {remedy(plan.config.log, 'log', rejected[0])}. All rejected rows are in "
+            f"reason: {reasons}{example}",
+            f"{correct}. All rejected rows are in "
             f"{quarantine.path}; if the run does not need them, raise quality.max_bad_share",
         )
     if bad and warn:

@@ -64,25 +64,47 @@ def positions_in(
 
 
 def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
-    """Returns the column names in the header, which must be the same in all csv files.
+    """Returns the column names in the header, which must be the same in all csv files that are not empty.
 
     Raises:
-        DataError: a file is empty or damaged, or its header is too long, is not UTF-8, has an unmatched
-            quote, or differs from the header of the first file.
+        DataError: all files are empty; or a file is damaged, or its header is too long, is not UTF-8, has an
+            unmatched quote, or differs from the header of the first file.
     """
-    headers = {path: _first_line(path, table.encoding) for path in paths}
-    first = next(iter(headers.values()))
-    for path, header in headers.items():
+    lines = ((path, _first_line(path, table.encoding)) for path in paths)
+    headers = [(path, line) for path, line in lines if line is not None]
+    if not headers:
+        raise empty_file(paths[0])
+    first_path, first = headers[0]
+    for path, header in headers:
         if header != first:
             raise DataError(
-                f"{path} has the header {header!r}, but {paths[0]} has the header {first!r}",
+                f"{path} has the header {header!r}, but {first_path} has the header {first!r}",
                 "deliver files with the same header",
             )
-    fields = text_values.split_line(first, table.field_separator)
+    return _header_fields(first_path, first, table)
+
+
+def header_of(path: str, table: RawTable) -> list[str] | None:
+    """Returns the column names in the header of a csv file; None if the file is empty.
+
+    Raises:
+        DataError: see `common_header`.
+    """
+    line = _first_line(path, table.encoding)
+    return None if line is None else _header_fields(path, line, table)
+
+
+def empty_file(path: str) -> DataError:
+    """Returns the error for files of a table that are all empty. `path` is the first of them."""
+    return DataError(f"{path} is empty (0 bytes)", "deliver the file again")
+
+
+def _header_fields(path: str, header: str, table: RawTable) -> list[str]:
+    fields = text_values.split_line(header, table.field_separator)
     if fields is None:
         raise DataError(
-            f"{paths[0]}: the header has an unmatched quote: {first[:_SHOWN_OF_HEADER]!r}",
-            _separator_remedy(first, table) or "correct the first line of the file",
+            f"{path}: the header has an unmatched quote: {header[:_SHOWN_OF_HEADER]!r}",
+            _separator_remedy(header, table) or "correct the first line of the file",
         )
     return fields
 
@@ -110,12 +132,14 @@ def _fit(header: str, separator: str, table: RawTable) -> tuple[int, int]:
     return sum(column.source_name in names for column in table.columns), len(names)
 
 
-def _first_line(path: str, encoding: Encoding) -> str:
-    """Returns the first line of a csv file, which is the header.
+def _first_line(path: str, encoding: Encoding) -> str | None:
+    """Returns the first line of a csv file, which is the header; None if the file is empty.
 
-    Like all lines, the header ends at LF, CR LF or CR.
+    Like all lines, the header ends at LF, CR LF or CR. A file with only a byte order mark is empty.
     """
     start = first_bytes(path, _LONGEST_HEADER_BYTES)
+    if start in (b"", codecs.BOM_UTF8):
+        return None
     refuse_utf16(path, start)
     first = re.split(b"[\r\n]", start, maxsplit=1)[0]
     if len(first) == _LONGEST_HEADER_BYTES:

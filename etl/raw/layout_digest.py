@@ -24,6 +24,9 @@ from storage.paths import LakePaths, Partition, Table
 # again.
 _RULES = 3
 
+# The formats whose files are Parquet files.
+_PARQUET_FORMATS = ("parquet", "delta", "spark_table")
+
 # The version of the parsing rules in earlier releases, which also stored clicks in the table `last_clicks`.
 _EARLIER_RULES = 2
 
@@ -35,7 +38,7 @@ def layout_digest(config: Config) -> str:
     `title` and `image` of the table of items.
     """
     settings = [_settings(table) if table else None for table in _tables(config)]
-    return _digest(_RULES, config, settings, _filter_rules(config))
+    return _digest(_RULES, config, settings, [*_filter_rules(config), *_date_rules(config)])
 
 
 def _filter_rules(config: Config) -> list[str]:
@@ -48,6 +51,19 @@ def _filter_rules(config: Config) -> list[str]:
     filters = str([entry for entry in config.prepare if not {"filter", "dropna"}.isdisjoint(entry)])
     replaced = any(name in columns and name in filters for name in (LABEL, EVENT_TIME))
     return ["filters read raw columns"] if replaced else []
+
+
+def _date_rules(config: Config) -> list[str]:
+    """Returns the rule by which 96-bit timestamps of Parquet files are converted to dates.
+
+    The result is empty if no table can have such dates that differ from the dates in UTC. So days that an
+    earlier release stored remain valid.
+    """
+    tables = [table for table in _tables(config) if table and table.format in _PARQUET_FORMATS]
+    has_dates = any(
+        column.type == "date" and table.time_zone != UTC for table in tables for column in table.columns
+    )
+    return ["96-bit timestamps have dates of the time zone"] if has_dates else []
 
 
 def earlier_layout_digest(config: Config) -> str:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from conf.errors import DataError
 from conf.raw_types import EventTime, RawTable
+from etl.raw.file_columns import empty_file
 from etl.raw.file_splits import ALWAYS_ALLOWED_BYTES, FileSplit, too_large
 from etl.readers.arrow_blocks import check_schema, typed_block
 from etl.readers.base import RawBlock, TableReader
@@ -110,7 +111,7 @@ class AvroReader(TableReader):
         """
         files = [file for path in paths if (file := _read_header(path, table, event_time)) is not None]
         if not files:
-            raise DataError(f"{paths[0]} is empty (0 bytes)", "deliver the file again")
+            raise empty_file(paths[0])
         return cls(table, paths, tuple(files), event_time)
 
     def splits(self, split_bytes: int | None = None) -> list[FileSplit]:

@@ -96,10 +96,10 @@ class JsonLinesReader(TableReader):
         if missing and present:
             raise DataError(
                 f"{paths[0]}: no line has the fields {sorted(missing)}; the first line has "
-                f"{present[:_MOST_SHOWN]}",
+                f"{present[:_MOST_SHOWN]} (only the first {_HEAD_BYTES:,} bytes of each file were searched)",
                 "correct the names in the configuration (`source`, or `name` if `source` is not set; "
                 "`a.b` is the field b of the object a); or set `optional: true` for a field that all lines "
-                "may lack",
+                "may lack, or that first occurs later in the files",
             )
         return cls(table, paths)
 

@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.errors import DataError
-from conf.raw_types import Column, EventTime, RawTable
+from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
 from conf.time_notation import UTC
 from etl.native.library import is_built
 from etl.native.scan import KINDS, DamagedPageError, PagedColumn, merge_dictionaries
 from etl.raw.file_columns import (
+    empty_file,
     has_column,
     leaves_of,
     parquet_metadata,
@@ -54,9 +55,12 @@ _VALUE_BYTES = 4
 # A row group that is larger than this multiple of a split is read as several blocks.
 _BLOCK_SPLITS = 4
 _TEXTS = pa.dictionary(pa.int32(), pa.string())
+# The encodings of values and levels from which Arrow can read a column of texts as a dictionary array.
+_DICTIONARY_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"))
 # The values of a column, and the number of rows with each value of its dictionary, int64.
 _CountedValues = tuple[pa.DictionaryArray, np.ndarray]
 _WRAP_US = 2**64 // 1000
+_INT96 = pa.timestamp("us", UTC)
 _INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -125,7 +129,7 @@ class ParquetReader(TableReader):
             rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
             files.append(_File(path, same.setdefault(columns, columns), rows, sizes))
         if not files:
-            raise DataError(f"{paths[0]} is empty (0 bytes)", "deliver the file again")
+            raise empty_file(paths[0])
         return cls(table, paths, tuple(files), event_time)
 
     def splits(self, split_bytes: int | None = None) -> list[FileSplit]:
@@ -208,13 +212,15 @@ class ParquetReader(TableReader):
             else:
                 values, of_values = _counted(_stored_values(rows, column, stored))
             unit = self._unit(column)
-            time_zone = UTC if stored.is_int96 else time_zone_of(self.table)
+            time_zone = time_zone_of(self.table)
             if unit is not None and pa.types.is_timestamp(values.type):
                 exact_time = instants(values, "us", time_zone)
             try:
                 if column.name in returned:
                     converted = convert(values, column, unit, time_zone)
                     columns[column.name] = converted.values
+                    if column.type in LIST_TYPES:
+                        of_values = None  # lists have no dictionary, even if the file stores them as texts
                     if of_values is not None and len(converted.values.dictionary) == len(of_values):
                         counts[column.name] = of_values
                     bad = converted.malformed
@@ -293,6 +299,8 @@ def _read(
     """
     start, end = file_split.start, file_split.end
     groups = [start] if end is None else list(range(start, end))
+    # The columns of a row group without rows may have no pages.
+    groups = [group for group in groups if file.group_rows[group]]
     count = sum(file.group_rows[group] for group in groups)
     if not count:
         return
@@ -308,12 +316,11 @@ def _read(
             if not names:
                 yield pa.table({"": pa.nulls(count)}), paged
                 return
-            paths = {footer.schema.column(index).path for index in range(footer.num_columns)}
             parquet = pq.ParquetFile(
                 source,
                 metadata=footer,
                 # `read_dictionary` has an effect only on columns of texts.
-                read_dictionary=[name for name in names if name in paths],
+                read_dictionary=_with_dictionaries(footer, groups, names),
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",
             )
@@ -329,6 +336,19 @@ def _read(
                 f"{file.path}: the rows of the row groups {groups} are damaged: {error}",
                 "deliver the file again",
             ) from error
+
+
+def _with_dictionaries(footer: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Returns the columns that Arrow can read as dictionary arrays, as far as their encodings allow it.
+
+    For example, version 2 of Parquet has encodings of texts that Arrow can only read as plain arrays.
+    """
+    indices = [index for index in range(footer.num_columns) if footer.schema.column(index).path in names]
+    chunks = [footer.row_group(group).column(index) for group in groups for index in indices]
+    others = {
+        chunk.path_in_schema for chunk in chunks if not _DICTIONARY_ENCODINGS.issuperset(chunk.encodings)
+    }
+    return sorted({chunk.path_in_schema for chunk in chunks} - others)
 
 
 def _rows_at(parts: Iterator[pa.Table], wanted: np.ndarray) -> pa.Table:
@@ -348,6 +368,8 @@ def _rows_at(parts: Iterator[pa.Table], wanted: np.ndarray) -> pa.Table:
 def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.ChunkedArray:
     """Returns the values of a column as they are stored.
 
+    Timestamps of 96 bits are instants, so their type has the time zone UTC. Arrow reads them without a zone.
+
     Some writers store a time before 1970 in 96 bits as a day and a negative number of nanoseconds of the day.
     Arrow reads this number as unsigned. Such times are 2⁶⁴ ns too late, in the years 2262 to 2554.
     """
@@ -357,7 +379,7 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
     microseconds = one_array(values).cast(pa.int64())
     is_late = pc.and_(pc.greater(microseconds, _WRAP_US // 2), pc.less_equal(microseconds, _WRAP_US))
     corrected = pc.if_else(is_late, pc.subtract(microseconds, _WRAP_US), microseconds)
-    return pa.chunked_array([corrected.cast(values.type)])
+    return pa.chunked_array([corrected.cast(_INT96)])
 
 
 def _counted(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray | pa.Array, np.ndarray | None]:

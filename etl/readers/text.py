@@ -18,7 +18,7 @@ from conf.errors import DataError
 from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
 from device.columns import DeviceColumn, DeviceColumns, Values, arrow, mixed_columns
 from etl.native.scan import MAX_BLOCK_BYTES, RejectedRows, Rejections, Scan, rejections_of, scan
-from etl.raw.file_columns import common_header, positions_in
+from etl.raw.file_columns import empty_file, header_of, positions_in
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
 from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock, TableReader, map_in_threads
@@ -39,8 +39,7 @@ class TextReader(TableReader):
         positions: for each column of the table, the index of its field in a line; None for an optional column
             that the files do not have.
         width: number of fields in a line.
-        of_files: positions and width of each csv file whose header differs from that of the first file, by
-            path.
+        of_files: positions and width of each csv file whose header differs from the first header, by path.
         scanner: finds the fields of a block.
     """
 
@@ -51,10 +50,11 @@ class TextReader(TableReader):
 
     @classmethod
     def open(cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> TextReader:
-        """Reads the header lines of csv files.
+        """Reads the header lines of csv files. Empty files have none.
 
         Raises:
-            DataError: the header of a csv file lacks a column that is not optional, or cannot be read.
+            DataError: all csv files are empty, or the header of one of them lacks a column that is not
+                optional, or cannot be read.
         """
         positions: list[int | None] = list(range(len(table.columns)))
         width = len(table.columns)
@@ -62,13 +62,18 @@ class TextReader(TableReader):
         if table.format == "csv":
             of_header: dict[tuple[str, ...], tuple[tuple[int | None, ...], int]] = {}
             for path in paths:
-                header = common_header([path], table)
+                header = header_of(path, table)
+                if header is None:
+                    continue
                 if tuple(header) not in of_header:
                     places, width = positions_in(header, table, [path])
                     of_header[tuple(header)] = tuple(places), width
                 of_files[path] = of_header[tuple(header)]
-            positions, width = list(of_files[paths[0]][0]), of_files[paths[0]][1]
-            of_files = {path: one for path, one in of_files.items() if one != of_files[paths[0]]}
+            if not of_files:
+                raise empty_file(paths[0])
+            first = next(iter(of_files.values()))
+            positions, width = list(first[0]), first[1]
+            of_files = {path: one for path, one in of_files.items() if one != first}
         return cls(table, paths, tuple(positions), width, of_files)
 
     def splits(self, split_bytes: int | None = None) -> list[FileSplit]:

@@ -53,7 +53,8 @@ class EncodeTask:
     """One file split to encode.
 
     Attributes:
-        file_split: the file split to read.
+        file_split: the file split to read; None for a day without rows, for which the task writes a file
+            without rows.
         first_row: row_id of the first line of the file split.
         features_file: path of the file to write. Each attempt at the task adds different digits to the file
             name (storage.publish.own_path).
@@ -65,7 +66,7 @@ class EncodeTask:
         lines: first line, and the line after the last one, of the rows to encode; None for all rows.
     """
 
-    file_split: FileSplit
+    file_split: FileSplit | None
     first_row: int
     features_file: str
     dt: str
@@ -187,6 +188,8 @@ def _parsed_blocks(
 
     If the scan pass saved the blocks of the rows, they are loaded. Otherwise the split is parsed again.
     """
+    if task.file_split is None:
+        return
     saved = load_all(task.saved, {*names})
     blocks = saved if saved is not None else source.blocks(task.file_split, names)
     lines = task.saved_line if saved is not None else 0
@@ -238,7 +241,8 @@ def _write(
     columns = _columns(blocks, encoding, dtypes, place)
     for field in schema:
         if not field.nullable and field.name in columns and columns[field.name].null_count:
-            raise null_column(task.file_split.path, field.name, columns[field.name].null_count, rows)
+            path = task.file_split.path if task.file_split else task.features_file
+            raise null_column(path, field.name, columns[field.name].null_count, rows)
     groups = -(-rows // min(encoding.row_group_rows, _rows_of_group(schema, columns)))
     table = pa.Table.from_arrays([*columns.values()], [*columns])
     table = _dealt(table, groups) if groups > 1 else table

@@ -275,7 +275,7 @@ def _sum_by_name(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 class EncodePart:
     """Rows of a day that one task encodes. The attributes have the same meaning as in EncodeTask."""
 
-    file_split: FileSplit
+    file_split: FileSplit | None
     first_row: int = 0
     split: Split | None = None
     saved: tuple[SavedBlock, ...] = ()
@@ -288,7 +288,7 @@ class EncodeDay:
     """A day to encode.
 
     Attributes:
-        parts: the rows of the day, in the order of the row_ids.
+        parts: the rows of the day, in the order of the row_ids. If the day has no rows, there may be no part.
         rows: number of rows of the day.
         counts: the row counts of the day's raw log.
         inputs: the inputs for the manifest of the day's features.
@@ -324,12 +324,14 @@ def encode_days(
         DataError: a feature is null, or breaks a rule.
     """
     tasks: list[EncodeTask] = []
+    # A partition has at least one file, so a task writes a file even for a day without rows.
+    parts_of_day = {dt: day.parts or (EncodePart(None),) for dt, day in days.items()}
     tasks_of_day: dict[str, range] = {}
     attempts: dict[str, str] = {}
-    for dt, day in days.items():
+    for dt, parts in parts_of_day.items():
         partition = table.partition(dt)
         attempts[dt], start = new_attempt(partition), len(tasks)
-        for number, part in enumerate(day.parts):
+        for number, part in enumerate(parts):
             path = partition.file(labelled_file(attempts[dt], part.split, f"part-{number:05d}.parquet"))
             tasks.append(
                 EncodeTask(
@@ -353,7 +355,7 @@ def encode_days(
             table.partition(dt),
             {
                 labelled_file(attempts[dt], part.split, file_name(written[task])): part.split
-                for task, part in zip(tasks_of_day[dt], day.parts, strict=True)
+                for task, part in zip(tasks_of_day[dt], parts_of_day[dt], strict=True)
             },
             inputs=day.inputs,
             expected_rows=day.rows,

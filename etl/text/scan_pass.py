@@ -297,10 +297,15 @@ _KEPT_LINES = 100_000
 # This number of lines is kept for each reason, even if the lines of other reasons have reached the limit.
 _KEPT_OF_REASON = 1_000
 _KEPT_BYTES = 64 << 20
+# The first line of each reason that has at most this number of characters is kept even beyond _KEPT_BYTES, so
+# that error messages can show it.
+_SHORT_LINE = 1 << 16
 
 
 class _Sample:
     """Chooses which rejected lines of one file split the quarantine stores: the first ones, up to the limits.
+
+    A short line of each reason is always chosen.
 
     Attributes:
         not_kept: maps reasons to the number of lines that were not chosen.
@@ -326,15 +331,18 @@ class _Sample:
             chosen[of_reason[: max(_KEPT_OF_REASON - self._kept[reason], 0)]] = True
         kept = rejected.where(chosen)
         lines_of_texts = texts(kept.indices.tolist())
-        sizes = self._bytes + np.cumsum([len(text) for text in lines_of_texts], dtype=np.int64)
-        count = int(np.searchsorted(sizes, _KEPT_BYTES, side="right"))
-        self._bytes = int(sizes[count - 1]) if count else self._bytes
-        kept = kept.where(np.arange(len(kept)) < count)
+        sizes = np.array([len(text) for text in lines_of_texts], np.int64)
+        fits = self._bytes + np.cumsum(sizes) <= _KEPT_BYTES
+        for code, reason in enumerate(kept.reasons):
+            if not self._kept[reason]:
+                fits[np.flatnonzero((kept.codes == code) & (sizes <= _SHORT_LINE))[:1]] = True
+        self._bytes += int(sizes[fits].sum())
+        kept = kept.where(fits)
         self._kept.update(kept.counts())
         self.not_kept.update(rejected.counts())
         self.not_kept.subtract(kept.counts())
         self.not_kept = +self.not_kept  # the unary plus removes reasons with the number zero
-        return kept, lines_of_texts[:count]
+        return kept, [lines_of_texts[line] for line in np.flatnonzero(fits)]
 
 
 def _rejected_lines(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -275,6 +276,34 @@ def test_texts_of_rejected_lines_are_limited(tmp_path: Path, monkeypatch: pytest
     assert (len(kept), len(texts), sample.not_kept) == (33, 33, {"json": 67})
     kept, _ = sample.choose(rejected, lambda lines: ["x" * 30 for _ in lines])
     assert (len(kept), sample.not_kept) == (0, {"json": 167})
+
+
+@pytest.mark.parametrize(
+    "short, most, example, remedy",
+    [
+        (
+            100,
+            1000,
+            "the first with the reason integer:n: .*line 102: n has the value 'x'",
+            "integer:n: .*null",
+        ),
+        (1, 1000, "the first with the reason field_count: .*line 2 has 6 fields", "field_count: "),
+        (1, 1, r"'integer:n': 300\}$", "^correct the raw log"),
+    ],
+)
+def test_the_error_shows_a_stored_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: int, most: int, example: str, remedy: str
+) -> None:
+    """The texts of the first rejected lines reach the limit. Most rejected lines follow them."""
+    monkeypatch.setattr(scan_pass, "_KEPT_BYTES", most)
+    monkeypatch.setattr(scan_pass, "_SHORT_LINE", short)
+    bad = [b"1\tu\ti\t1\t1\t" + b"x" * 100] * 100 + [b"1\tu\ti\tx\t1"] * 300
+    config = _config(tmp_path, "tsv")
+    _write(tmp_path, [b"\n".join([b"1\tu\ti\t1\t1", *bad])])
+    with pytest.raises(DataError, match="400 of 401 rows") as caught:
+        run_build(workers_in_this_process(monkeypatch, 1), config, DAY)
+    assert re.search(example, caught.value.problem)
+    assert re.search(remedy, caught.value.remedy)
 
 
 PROGRAM = """

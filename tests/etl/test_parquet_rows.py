@@ -21,8 +21,10 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError, NightrankError
 from conf.raw_types import EventTime, RawTable
 from etl.raw import file_columns
+from etl.raw.layout_digest import layout_digest
 from etl.readers.parquet import ParquetReader
 from etl.workflow.raw_values import raw_values
+from tests.etl import cases
 from tests.etl.readers.blocks import ReadRows, opened, read_all
 from tests.etl.readers.spark_parquet import read_footers
 
@@ -307,3 +309,22 @@ def test_timestamps_are_exact_with_any_unit(tmp_path: Path, unit: Any) -> None:
     reader = opened(ParquetReader, table_of(at="int"), paths, EventTime(column="at", unit=unit))
     rows = read_all(reader, ["at"])
     assert [*zip(rows.columns["at"], rows.exact, strict=True)] == expected
+
+
+def _layout(folder: Path, form: str, kind: str, **log: Any) -> str:
+    columns = [{"name": "label", "type": "int"}, {"name": "user", "type": "string"}]
+    columns += [{"name": "item", "type": "string"}, {"name": "day", "type": kind}]
+    section = {"path": "{data}/*", "format": form, "columns": columns, "label": {"column": "label"}, **log}
+    features = [{"columns": ["user"], "kind": "categorical", "ops": ["categorify"]}]
+    changes = {"log": section, "features": features, "scopes": {}, "split": {"by": "fraction"}}
+    return layout_digest(cases.write_config(folder, changes))
+
+
+def test_days_with_dates_of_96_bit_timestamps_in_a_time_zone_are_computed_again(tmp_path: Path) -> None:
+    """The other stored days remain valid. The digests are those of the code that used the date in UTC."""
+    zone = {"time_zone": "Europe/Berlin"}
+    assert _layout(tmp_path, "parquet", "date") == "af16c3274de2e899"
+    assert _layout(tmp_path, "orc", "date", **zone) == "d6550a60a3d1341c"
+    assert _layout(tmp_path, "parquet", "timestamp", **zone) == "41a7e3cf291913e0"
+    assert _layout(tmp_path, "parquet", "date", **zone) != "30d14f95fd52492d"
+    assert _layout(tmp_path, "delta", "date", **zone) != "849a9f5fada0e56c"

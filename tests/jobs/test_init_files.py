@@ -128,6 +128,16 @@ def test_several_rows_of_an_item_are_refused_before_the_run(
         assert "keep exactly one row for each value of item" in capsys.readouterr().err
 
 
+def test_texts_of_several_genres_in_parquet_files_are_lists(shop: Path) -> None:
+    items = pd.read_csv("items.csv")
+    items["genres"] = ["Action|Comedy", "Drama", "Drama|War", None] * (len(items) // 4)
+    items.to_parquet("items.parquet")
+    assert _init("--items", "items.parquet") == 0
+    config = load_config("shop.yaml")
+    assert config.items is not None
+    assert config.items.types["genres"] == "strings"
+
+
 @pytest.mark.parametrize(
     "days, seen",
     [

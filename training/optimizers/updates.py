@@ -413,24 +413,28 @@ class LazyAdam:
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
         """Updates the rows whose gradient is not zero. `step` is the step of the training."""
-        gradient = _without_zero_rows(gradient)
         on_host = gradient.values.device.type == "cpu" and gradient.values.dtype == torch.float32
         if on_host and library() is not None:
-            self.table.add_to_rows(gradient.rows, self.compiled_change(gradient, rate), step)
+            used = _without_zero_rows(gradient)
+            self.table.add_to_rows(used.rows, self.compiled_change(used, rate), step)
             return
         rows, values = gradient.rows, gradient.values
-        mean = self.mean.index_select(0, rows).lerp_(values, 1 - self.decay)
-        square = self.square.index_select(0, rows).mul_(self.square_decay)
-        square.addcmul_(values, values, value=1 - self.square_decay)
-        updates = self.updates.index_select(0, rows) + 1
+        # A mask, because selecting the rows would wait for the GPU.
+        used_rows = (values != 0).any(dim=1, keepdim=True)
+        old_mean, old_square = (state.index_select(0, rows) for state in (self.mean, self.square))
+        mean = torch.where(used_rows, old_mean.lerp(values, 1 - self.decay), old_mean)
+        new_square = (old_square * self.square_decay).addcmul_(values, values, value=1 - self.square_decay)
+        square = torch.where(used_rows, new_square, old_square)
+        updates = self.updates.index_select(0, rows) + used_rows.squeeze(1)
         self.mean.index_copy_(0, rows, mean)
         self.square.index_copy_(0, rows, square)
         self.updates.index_copy_(0, rows, updates)
-        times = updates.double().unsqueeze(1)
+        times = updates.clamp(min=1).double().unsqueeze(1)
         mean_bias = (1 - self.decay**times).float()
         square_bias = (1 - self.square_decay**times).float()
         scale = square.div_(square_bias).sqrt_().add_(self.epsilon)
-        self.table.add_to_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
+        change = mean.div_(mean_bias).div_(scale).mul_(-rate)
+        self.table.add_to_rows(rows, change.mul_(used_rows), step)
 
     def compiled_change(self, gradient: SummedRowGradient, rate: float, instructions: int = BEST) -> Tensor:
         """Updates the moments of the rows in compiled code, and returns the change (N, E) of their weights.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Settings(FormatSettings):
     """A header line and quotes by RFC 4180.
 
-    Values must not contain line breaks, even in quotes. The lines of such a value are quarantined with the
-    reason `quote` or `field_count`.
+    Values must not contain line breaks, even in quotes. The first and the last line of such a value are
+    quarantined with the reason `quote` or `field_count`. Each line between them is read as a separate row.
     """
 
     is_text: ClassVar[bool] = True

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
@@ -151,7 +152,10 @@ def _write(form: str, path: Path) -> None:
     elif form == "jsonl":
         LONG.to_json(path, orient="records", lines=True)
     elif form == "parquet":
-        LONG.to_parquet(path, row_group_size=60)
+        rows = pa.Table.from_pandas(LONG)
+        with pq.ParquetWriter(path, rows.schema) as writer:
+            writer.write_table(rows, row_group_size=60)
+            writer.write_table(rows[:0])  # a row group without rows, as some programs write it
     else:
         orc.write_table(pa.Table.from_pandas(LONG), path, stripe_size=1, batch_size=60)
 
@@ -187,6 +191,18 @@ def test_the_end_of_the_last_of_several_files_is_read(
     times = _sample(tmp_path).rows.column("time").to_pylist()
     assert times[:400] == [str(time) for time in LONG["time"]]
     assert times[400:] == [str(time) for time in range(1_390, 1_400)]
+
+
+@pytest.mark.parametrize("form", ["csv", "csv.gz", "jsonl", "parquet"])
+def test_empty_files_at_the_start_and_the_end_are_skipped(tmp_path: Path, form: str) -> None:
+    for name in ("1", "2"):
+        _write(form.removesuffix(".gz"), tmp_path / f"{name}.{form}")  # pandas compresses by the name
+    for name in ("0", "3"):
+        (tmp_path / f"{name}.{form}").write_bytes(gzip.compress(b"") if form == "csv.gz" else b"")
+    times = [int(time) for time in _sample(tmp_path / f"*.{form}").rows.column("time").to_pylist()]
+    assert times[:400] == LONG["time"].tolist()
+    assert len(times) > 400
+    assert times[-1] == 1_399
 
 
 def test_days_in_names_become_a_part_of_the_path(tmp_path: Path) -> None:

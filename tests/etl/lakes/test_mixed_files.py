@@ -11,13 +11,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
+from conf.raw_types import RawTable
 from conf.types import Config
 from etl.raw.file_columns import common_header
 from etl.raw.files import find_raw
+from etl.readers.base import open_table
+from etl.readers.table_heads import check_heads
 from storage.paths import LakePaths
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.log_rows import rows_of_log
+from tests.etl.readers.blocks import plain
 
 RUN_DATE = "2026-01-03"
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
@@ -143,6 +147,29 @@ def test_headers_are_read_whatever_the_compression(tmp_path: Path, kind: str) ->
         path.write_bytes(b"no such format")
         with pytest.raises(DataError, match=f"{path} cannot be decompressed"):
             common_header([str(path)], table)
+
+
+@pytest.mark.parametrize("kind, empty", [("", b""), ("", "\ufeff".encode()), (".gz", b"")])
+def test_empty_csv_files_are_skipped(tmp_path: Path, kind: str, empty: bytes) -> None:
+    """A program that writes a file each hour may write empty files, also as the first and the last of a day."""
+    contents = [empty, b"user,n\na,1\n", empty, b"n,user\n2,b\n", empty]
+    for number, content in enumerate(contents):
+        (tmp_path / f"{number}.csv{kind}").write_bytes(PACKED[kind](content))
+    columns = [{"name": "user", "type": "string"}, {"name": "n", "type": "int"}]
+    table = RawTable.model_validate({"path": "x", "format": "csv", "columns": columns})
+    paths = tuple(str(path) for path in sorted(tmp_path.iterdir()))
+    reader = open_table(table, paths)
+    blocks = [block for part in reader.splits() for block in reader.blocks(part, ["user", "n"])]
+    users = [user for block in blocks for user in plain(block.columns["user"])]
+    numbers = [number for block in blocks for number in plain(block.columns["n"])]
+    assert (users, numbers) == (["a", "b"], [1, 2])
+    check_heads(table, [paths[0], paths[1], paths[2]], "users", "user")
+    for refuse in (
+        lambda: open_table(table, paths[::4]),
+        lambda: check_heads(table, paths[::4], "users", "user"),
+    ):
+        with pytest.raises(DataError, match=rf"0\.csv{kind} is empty \(0 bytes\)"):
+            refuse()
 
 
 def test_wildcards_in_folders(tmp_path: Path) -> None:

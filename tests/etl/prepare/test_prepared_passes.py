@@ -247,3 +247,30 @@ def test_both_roads_publish_equal_tables(spark: SparkSession, tmp_path: Path, na
     for table, rows in tables.items():
         assert rows == expected[table], table
     assert any("features" in table and rows for table, rows in tables.items())
+
+
+def _without_users(folder: Path) -> Config:
+    """A log with histories and negatives. All rows of the second day are those of anonymous visitors."""
+    keys = {**SHOP["keys"], "rows_without_user": "leave_out"}
+    config = cases.write_config(folder, SHOP, CASES["history, negatives and tables"], {"keys": keys})
+    _write(folder / "raw")
+    for day in DAYS:
+        path = folder / f"raw/{day}.csv"
+        rows = [line.split(";") for line in path.read_text().splitlines()[:40]]
+        if day == DAYS[1]:
+            rows = [rows[0], *([row[0], "", *row[2:]] for row in rows[1:])]
+        path.write_text("".join(f"{';'.join(row)}\n" for row in rows))
+    return config
+
+
+@pytest.mark.parametrize("road", ["tasks", "frames"])
+def test_a_train_day_whose_rows_are_all_left_out_is_published_without_rows(
+    spark: SparkSession, tmp_path: Path, road: str
+) -> None:
+    config = _without_users(tmp_path)
+    built = cases.run_build(TasksHere(1, no_session) if road == "tasks" else spark, config, FIRST)
+    assert [member.dt for member in built.dataset.splits["train"]] == DAYS[:3]
+    published = {dt: manifest.rows for dt, manifest in built.features.items()}
+    assert [dt for dt, rows in published.items() if not rows] == [DAYS[1]]
+    assert built.features[DAYS[1]].rows_in == 39
+    assert sum(built.features[DAYS[1]].dropped.values()) == 39

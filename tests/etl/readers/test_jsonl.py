@@ -424,6 +424,18 @@ def test_a_compressed_file(tmp_path: Path) -> None:
     assert [row["n"] for block in reader.blocks(split, ["n"]) for row in rows_of(block)] == [1, 2]
 
 
+def test_the_message_about_missing_fields_says_where_they_were_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(a_line(m=1) * 10 + a_line(n=2))
+    open_table(a_table(COLUMNS[:1]), (str(path),))
+    monkeypatch.setattr("etl.readers.jsonl._HEAD_BYTES", 20)
+    with pytest.raises(DataError, match=r"\(only the first 20 bytes of each file were searched\)") as caught:
+        open_table(a_table(COLUMNS[:1]), (str(path),))
+    assert "first occurs later in the files" in caught.value.remedy
+
+
 def test_missing_fields_are_found_when_the_files_are_opened(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(a_line(m=1) + a_line(m=2, s=None))

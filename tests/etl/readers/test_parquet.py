@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ from conf.errors import ConfigError, DataError
 from conf.raw_types import Column, EventTime, RawTable
 from etl.readers import parquet
 from etl.readers.parquet import ParquetReader
+from etl.readers.text import TextReader
 from tests.etl.readers.blocks import ReadRows, opened, read_all
 from tests.etl.readers.spark_parquet import EXACT_TIME, read_parquet_rows
 from tests.etl.test_parquet_rows import REFUSED, WRITERS, table_of, written
@@ -448,3 +450,81 @@ def test_other_declared_types(tmp_path: Path) -> None:
     wrong = Column.model_construct(name="tags", type="date", source=None, optional=False)
     with pytest.raises(ConfigError, match=r"a\.parquet: the column 'tags' .*type: date"):
         ParquetReader.open(table.model_copy(update={"columns": [wrong]}), (path,))
+
+
+@pytest.mark.parametrize("use_dictionary", [True, False])
+@pytest.mark.parametrize("declared", ["list<int>", "list<string>"])
+def test_texts_in_columns_of_lists_are_read_as_in_text_files(
+    tmp_path: Path, declared: str, use_dictionary: bool
+) -> None:
+    texts = ["3|1", "", "3|1", "2", "|4|", "x|1"]
+    (tmp_path / "a.tsv").write_text("".join(f"{text}\n" for text in texts))
+    path = written(tmp_path / "a.parquet", {"k": texts}, use_dictionary=use_dictionary, row_group_size=4)
+    table = table_of(k=declared)
+    expected = read_all(
+        opened(TextReader, table.model_copy(update={"format": "tsv"}), [str(tmp_path / "a.tsv")]), ["k"]
+    )
+    for split_bytes in (None, 1):  # one block, and a block for each row group
+        rows = read_all(opened(ParquetReader, table, [path]), ["k"], split_bytes)
+        assert (rows.columns, rows.reasons) == (expected.columns, expected.reasons)
+    assert expected.columns["k"][4:] == ([[4], None] if declared == "list<int>" else [["4"], ["x", "1"]])
+
+
+def test_timestamps_of_96_bits_are_instants_in_every_declared_type(tmp_path: Path) -> None:
+    at = pa.array([1_767_915_000_000_000, -1, None], pa.timestamp("us", "UTC"))  # 2026-01-08 23:30
+    old = written(tmp_path / "a.parquet", {"at": at}, use_deprecated_int96_timestamps=True)
+    new = written(tmp_path / "b.parquet", {"at": at})
+    days = {"Europe/Berlin": [20462, 0, None], "America/New_York": [20461, -1, None]}
+    for time_zone, expected in days.items():
+        for declared, event_time in (
+            ("date", None),
+            ("timestamp", None),
+            ("int", EventTime(column="at", unit="ms")),
+        ):
+            table = table_of(at=declared).model_copy(update={"time_zone": time_zone})
+            a, b = (read_all(opened(ParquetReader, table, [path], event_time), ["at"]) for path in (old, new))
+            assert (a.columns, a.exact) == (b.columns, b.exact)
+            if declared == "date":
+                assert a.columns["at"] == expected
+    assert a.texts[0] == '{"at":"2026-01-08T23:30:00.000Z"}'
+
+
+@pytest.mark.parametrize("use_dictionary", [True, False])
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_row_groups_without_rows_are_skipped(tmp_path: Path, empty: int, use_dictionary: bool) -> None:
+    rows = pa.table({"u": ["a", "b", None, "a"], "i": [1, 2, 3, None]})
+    parts = [rows[:2], rows[2:]]
+    parts.insert(empty, rows[:0])
+    with pq.ParquetWriter(tmp_path / "a.parquet", rows.schema, use_dictionary=use_dictionary) as writer:
+        for part in parts:
+            writer.write_table(part)
+    reader = opened(ParquetReader, table_of(u="string", i="int"), [str(tmp_path / "a.parquet")])
+    for split_bytes in (None, 1):
+        assert read_all(reader, ["u", "i"], split_bytes).columns == rows.to_pydict()
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
+def test_texts_in_the_encodings_of_version_2(tmp_path: Path, encoding: str) -> None:
+    texts = ["user 1", None, "user 12", "", "user 1"]
+    options = {"use_dictionary": ["b"], "column_encoding": {"a": encoding}, "row_group_size": 3}
+    path = written(tmp_path / "a.parquet", {"a": texts, "b": texts}, **options)
+    reader = opened(ParquetReader, table_of(a="string", b="string"), [path])
+    expected = [text or None for text in texts]
+    for split_bytes in (None, 1):
+        assert read_all(reader, ["a", "b"], split_bytes).columns == {"a": expected, "b": expected}
+
+
+def test_files_that_duckdb_writes_in_version_2(tmp_path: Path) -> None:
+    """Some column chunks have a dictionary, and others are encoded as DELTA_LENGTH_BYTE_ARRAY."""
+    path = tmp_path / "a.parquet"
+    texts = "CASE WHEN range < 2048 THEN range % 7 ELSE range END"
+    duckdb.execute(
+        f"COPY (SELECT 'u' || {texts} AS u FROM range(4096)) TO '{path}' "
+        "(FORMAT parquet, PARQUET_VERSION V2, ROW_GROUP_SIZE 2048)"
+    )
+    footer = pq.read_metadata(path)
+    encodings = [footer.row_group(group).column(0).encodings for group in range(footer.num_row_groups)]
+    assert "DELTA_LENGTH_BYTE_ARRAY" in encodings[1]
+    assert "DELTA_LENGTH_BYTE_ARRAY" not in encodings[0]
+    rows = read_all(opened(ParquetReader, table_of(u="string"), [str(path)]), ["u"])
+    assert rows.columns == pq.read_table(path).to_pydict()
