@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from conf.errors import ConfigError
+from conf.lazy_imports import F
 from conf.load import config_digest
 from conf.raw_types import format_settings
 from etl.latest.item_titles import title_columns
 from etl.prepare.attributes import keyed_rows, needs_keys_of_log, plain_array, read_attribute_table
+from etl.raw.erased_users import erased_of_table, is_erased
 from etl.raw.files import require_raw
 from etl.spark.raw_frames import keyed_frame, read_attributes
 from jobs.runner import run_job
@@ -108,6 +110,8 @@ def _titles(context: RunContext) -> LakeTable:
 def _raw_users(context: RunContext, lists: Manifest) -> RawUsers:
     """Opens the raw table of users of the run date, with the keys that users have in the lists.
 
+    Rows of erased users are left out, because they may stem from the time before the erasure.
+
     Raises:
         DataError: the table has no files.
     """
@@ -116,6 +120,7 @@ def _raw_users(context: RunContext, lists: Manifest) -> RawUsers:
         raise RuntimeError("internal error, please report: the configuration has no table of users")
     table, key = config.users, config.keys.user
     raw = require_raw(config, table, dt, "users.path", context.recorder)
+    erased = erased_of_table(config, table, dt)
 
     def read(names: Sequence[str]) -> Rows:
         # Only these columns are read, so that a bad value of another column does not stop a delivery.
@@ -129,10 +134,14 @@ def _raw_users(context: RunContext, lists: Manifest) -> RawUsers:
         if context.in_process:
             rows = read_attribute_table(config, part, key, "users", dt, key, context.recorder)
             rows = keyed_rows(config, part, rows, key, USER_KEY, users)
+            if erased is not None:
+                rows = rows.filter(pa.array(~erased.are_in(plain_array(rows[USER_KEY]))))
             arrays = {name: plain_array(rows[name]).cast(pa.string()) for name in (USER_KEY, *names)}
             return pa.table(arrays)
         frame = read_attributes(context.spark, config, part, key, "users", dt, key, context.recorder)
         frame = keyed_frame(config, part, frame, key, USER_KEY, users)
+        if erased is not None:
+            frame = frame.where(~is_erased(F.col(USER_KEY), erased))
         return frame.select(USER_KEY, *(f"`{name}`" for name in names))
 
     return RawUsers(raw.digest, read)

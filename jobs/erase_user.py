@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.messages import counted
+from conf.types import Config
 from etl.erasure.carry_out import (
     SHORTEST_ID,
     Record,
@@ -28,9 +29,10 @@ from etl.erasure.carry_out import (
     write_record,
 )
 from etl.erasure.lake_tables import UsersToErase
-from etl.erasure.plan import DigestChanges, ErasurePlan, plan_erasure
+from etl.erasure.plan import DigestChanges, ErasurePlan, plan_erasure, with_ids_of_lists
 from etl.raw.erased_users import add_erased, list_or_new, require_listed
 from etl.raw.row_rules import RULE, are_bad_keys
+from etl.raw.text_values import integer_text
 from jobs.command_line import job_parser
 from jobs.runner import run_with_options
 from scoring.delivery.published_lists import EraseRequest
@@ -88,6 +90,7 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     """
     require(context.config, "keys")
     _check(ids)
+    ids = _as_keys(context.config, ids)
     read_settings(context.config.deliver)  # raises an error before the job changes files
     lake = context.lake
     _require_tables(lake)
@@ -95,17 +98,18 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     users = UsersToErase.of(frozenset(ids), known.salt, known.digest, context.config)
     record = read_record(lake, context.run_date, users)
     with context.phase("search"):
+        users = with_ids_of_lists(lake, context.config, users)
         plan = plan_erasure(lake, context.config, users, record.digests)
     done, record = record.status == "complete", planned(record, plan)
     through = max([record.through, context.run_date, *plan.days])
     record = replace(record, through=through, remains=_remains(context, plan, record.remains))
     if dry_run:
         return _text(record, "would be removed"), _summary(lake, record, dry_run=True)
+    # From now on, jobs leave out the rows of the users, so no job publishes them again.
+    add_erased(lake, known, ids, through)
     if done and not plan.rows and not context.config.deliver.sinks:
         record = replace(record, status="complete")
         return _text(record, "was removed before"), _summary(lake, record, dry_run=False)
-    # From now on, jobs leave out the rows of the users, so no job publishes them again.
-    add_erased(lake, known, ids, through)
     write_record(lake, record)
     with context.phase("tables"):
         deleted = carry_out(lake, plan)
@@ -152,6 +156,13 @@ def _check(ids: Sequence[str]) -> None:
             )
 
 
+def _as_keys(config: Config, ids: Sequence[str]) -> list[str]:
+    """Returns the ids as keys. If ids of the log are integers, `007` and `7.0` become the key `7`."""
+    if config.keys is None or config.log.types[config.keys.user] != "int":
+        return list(ids)
+    return list(dict.fromkeys(integer_text(user) or user for user in ids))
+
+
 def _require_tables(lake: LakePaths) -> None:
     """Raises DataError if no job has published a table: the path of the lake is probably wrong."""
     if not any(file_io.list_files(path) for path in (lake.datasets.path, f"{lake.root.rstrip('/')}/{DATA}")):
@@ -191,7 +202,7 @@ def _remains(
 def _erase_sinks(context: RunContext, users: UsersToErase, record: Record) -> list[dict[str, Any]]:
     changes = DigestChanges(record.digests)
     digests = {old: changes.of(old) for old in record.digests}
-    request = EraseRequest(users.ids, digests, lambda: context.spark, context.recorder)
+    request = EraseRequest(users.ids | users.of_lists, digests, lambda: context.spark, context.recorder)
     results: list[dict[str, Any]] = []
     for module, settings in read_settings(context.config.deliver):
         erased = erase_from(module, settings, request)

@@ -203,7 +203,7 @@ def texts_with_ids(lake: LakePaths, users: UsersToErase) -> list[str]:
     Ids of fewer than SHORTEST_ID characters are not searched. Ids are also found in the escaped form that
     reports (HTML) and run records (JSON) contain.
     """
-    long_ids = {user for user in users.ids if len(user) >= SHORTEST_ID}
+    long_ids = {user for user in users.ids | users.of_lists if len(user) >= SHORTEST_ID}
     if not long_ids:
         return []
     texts = {text for user in long_ids for text in (user, escape(user), json.dumps(user)[1:-1])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from typing import Any
@@ -17,9 +17,9 @@ from conf.raw_types import format_settings
 from conf.types import Config
 from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
-from etl.raw.erased_users import ErasedUsers, has_erased_field, json_texts
-from etl.raw.files import COPIES, USER_COLUMN, raw_path
-from etl.raw.text_values import SEPARATOR
+from etl.raw.erased_users import ErasedUsers, LineFields, compares_users_as_integers, has_erased_field
+from etl.raw.files import COPIES, USER_COLUMN, copies_of, raw_path
+from etl.raw.text_values import SEPARATOR, integer_text
 from etl.workflow.fitted_workflow import FILE_NAME, read_version
 from storage import file_io, format_versions
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
@@ -129,6 +129,8 @@ FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
 # The next run computes these tables again from the raw log, without the erased users. Removing the users' ids
 # would not be enough, because the value counts of all other columns also include the users' rows.
 COMPUTED_AGAIN = (TYPED, PREPARED, VALUE_COUNTS)
+# These tables also have users of the table `users` who have no row in the log.
+OF_LISTS = ("users", "candidates", "recommendations")
 _FEATURES_DT = "features_dt"
 _COUNTED = {"column", "value"}
 Matches = Callable[[pa.Table], np.ndarray]
@@ -142,15 +144,20 @@ class UsersToErase:
         ids: the ids of the users, as texts.
         digests: the salted digests of the same ids.
         column: the raw column with the id of the user.
-        separator: the separator of the log's fields.
+        fields: finds ids in rejected lines of the log.
         in_json: whether the quarantine stores rows as JSON, as it does for Parquet logs.
+        by_integer: name of the table with the copied rows of `users`, if ids in it are compared with those of
+            the log as integers; otherwise empty.
+        of_lists: other ids under which the lake has lists and features of the same users (plan.py).
     """
 
     ids: frozenset[str]
     digests: ErasedUsers
     column: str
-    separator: str
+    fields: LineFields
     in_json: bool
+    by_integer: str = ""
+    of_lists: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, ids: frozenset[str], salt: str, digest: Callable[[str], str], config: Config) -> UsersToErase:
@@ -164,13 +171,33 @@ class UsersToErase:
         """
         digests = ErasedUsers(salt, frozenset(map(digest, ids)))
         column, log = config.keys.user if config.keys else "", config.log
-        return cls(ids, digests, column, log.field_separator, not format_settings(log.format).is_separated)
+        table = config.users
+        by_integer = table is not None and compares_users_as_integers(config, table)
+        return cls(
+            ids,
+            digests,
+            column,
+            LineFields.of(log, config.keys),
+            not format_settings(log.format).is_separated,
+            copies_of(config, table).name if table is not None and by_integer else "",
+        )
 
     def are_in(self, values: pa.ChunkedArray) -> np.ndarray:
         """Returns which of n ids (string or int64, with nulls) belong to the users: (n,) bool."""
         texts = values if pa.types.is_string(values.type) else values.cast(pa.string())
         matched = pc.is_in(texts, value_set=pa.array(sorted(self.ids), pa.string()))
         return np.asarray(matched.combine_chunks().to_numpy(zero_copy_only=False), bool)
+
+    @property
+    def integers(self) -> frozenset[str]:
+        """Returns the ids that are integers, as other tables have them: `7` for `00007`."""
+        return frozenset(number for user in self.ids if (number := integer_text(user)) is not None)
+
+    def have_integers(self, texts: pa.ChunkedArray) -> np.ndarray:
+        """Returns which of n texts are the same integer as the id of one of the users: (n,) bool."""
+        known = self.integers
+        values = texts.to_pylist()
+        return np.array([text is not None and integer_text(text) in known for text in values], bool)
 
 
 @dataclass(frozen=True)
@@ -227,12 +254,17 @@ def rule_of(
         return TableRule((users.column,), partial(_has_key, users, users.column))
     if published.kind == COPIES:
         user = published.manifest.facts.get(USER_COLUMN)
-        return TableRule((user,), partial(_has_stored_id, users, user)) if user in types else None
+        as_integers = published.partition.table == users.by_integer
+        return (
+            TableRule((user,), partial(_has_stored_id, users, user, as_integers)) if user in types else None
+        )
     if types.keys() >= _COUNTED:
         return TableRule(("column", "value"), partial(_is_counted, users, frozenset({users.column})))
     key = next((name for name in (USER_KEY, USER_ID) if types.get(name) == "string"), None)
     if key is None:
         return None
+    if published.kind in OF_LISTS:
+        users = replace(users, ids=users.ids | users.of_lists)
     columns = (key, ROW_ID, LABEL) if published.kind == FEATURES else (key,)
     return TableRule(columns, partial(_has_key, users, key))
 
@@ -252,17 +284,18 @@ def _has_key(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
     return users.are_in(rows[name])
 
 
-def _has_stored_id(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
+def _has_stored_id(users: UsersToErase, name: str, as_integers: bool, rows: pa.Table) -> np.ndarray:
     """Returns, for each row, whether its column `name` is the id of one of the users: (n,) bool.
 
-    The column may have any type that readers accept for ids.
+    The column may have any type that readers accept for ids. If `as_integers`, 7 is also the id `00007`.
     """
     values = rows[name]
     if pa.types.is_floating(values.type):
         values = values.cast(pa.int64(), safe=False)
     elif pa.types.is_decimal(values.type):
         values = values.cast(pa.decimal128(38, 0), safe=False)
-    return users.are_in(values.cast(pa.string()))
+    texts = values.cast(pa.string())
+    return users.are_in(texts) | users.have_integers(texts) if as_integers else users.are_in(texts)
 
 
 def _has_row_id(row_ids: Mapping[str, np.ndarray], rows: pa.Table) -> np.ndarray:
@@ -276,8 +309,8 @@ def _has_row_id(row_ids: Mapping[str, np.ndarray], rows: pa.Table) -> np.ndarray
 def _has_field(users: UsersToErase, rows: pa.Table) -> np.ndarray:
     lines = [line or "" for line in rows["line"].to_pylist()]
     if users.in_json:
-        return np.array([not users.ids.isdisjoint(json_texts(line)) for line in lines], bool)
-    return np.array([has_erased_field(line, users.separator, users.digests) for line in lines], bool)
+        return np.array([not users.ids.isdisjoint(users.fields.ids_of_json(line)) for line in lines], bool)
+    return np.array([has_erased_field(line, users.fields, users.digests) for line in lines], bool)
 
 
 def _is_counted(users: UsersToErase, columns: frozenset[str], rows: pa.Table) -> np.ndarray:

@@ -16,6 +16,7 @@ from conf.types import SPLITS, Config
 from etl.erasure.lake_tables import (
     COMPUTED_AGAIN,
     FEATURES,
+    OF_LISTS,
     PREPARED,
     PROFILES,
     QUARANTINE,
@@ -162,6 +163,28 @@ def plan_erasure(
     )
     manifests = {one.path: _with_lists(one, settled[one.path], rows, partitions, done) for one in partitions}
     return ErasurePlan(partitions, rows, manifests, changes.changes, emptied, workflows)
+
+
+def with_ids_of_lists(lake: LakePaths, config: Config, users: UsersToErase) -> UsersToErase:
+    """Adds the ids under which the lake has lists of the users if the log has no rows of them.
+
+    If the log has texts and the table `users` integers, such a list of the user `00007` has the id 7. The
+    list belongs to another user if the log also has rows of the user 7.
+
+    Raises:
+        DataError: a manifest or a file is damaged.
+    """
+    others = users.integers - users.ids
+    if not users.by_integer or not others:
+        return users
+    plan = plan_erasure(lake, config, replace(users, ids=others), {})
+    of_log = [one.rows for one in plan.rows.values() if _is_of_log(one.published, users)]
+    columns = [column for rows in of_log for column in rows.columns if pa.types.is_string(column.type)]
+    return replace(users, of_lists=others.difference(*(column.to_pylist() for column in columns)))
+
+
+def _is_of_log(published: PublishedPartition, users: UsersToErase) -> bool:
+    return published.kind not in OF_LISTS and published.partition.table != users.by_integer
 
 
 def _rank(published: PublishedPartition) -> tuple[int, str]:

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,9 @@ import pyarrow as pa
 from conf.errors import InfrastructureError
 from conf.lazy_imports import F
 from conf.names import has_date
-from conf.types import Config, RawTable
+from conf.raw_types import POINT, DecimalSeparator
+from conf.types import Config, Keys, RawTable
+from etl.raw.text_values import integer_text, integers_of_texts
 from storage import file_io, format_versions
 from storage.format_versions import typed
 from storage.paths import LakePaths
@@ -42,14 +45,20 @@ class ErasedUsers:
     Attributes:
         salt: the salt of the lake, hexadecimal digits.
         digests: the SHA-256 of salt and id of each user, as 64 hexadecimal digits.
+        integers: the same for the ids as integers, such as 7 for the id `00007`. Empty unless the ids are
+            compared with those of another table as integers.
     """
 
     salt: str
     digests: frozenset[str]
+    integers: frozenset[str] = frozenset()
 
     def has(self, user: str) -> bool:
         """Returns whether an id belongs to one of these users."""
-        return digest_of_user(self.salt, user) in self.digests
+        if digest_of_user(self.salt, user) in self.digests:
+            return True
+        number = integer_text(user) if self.integers else None
+        return number is not None and digest_of_user(self.salt, number) in self.integers
 
     def are_in(self, users: pa.Array) -> np.ndarray:
         """Returns which of n ids (strings or nulls) belong to erased users: (n,) bool."""
@@ -63,22 +72,33 @@ class ErasedList:
     Attributes:
         salt: the salt of the lake, hexadecimal digits.
         through: maps the digest of each user to the last day whose rows are left out.
+        integers: maps the digest of the text of an integer to the same day, for each id that is the text of
+            an integer in another form, such as `00007` for 7.
     """
 
     salt: str
     through: Mapping[str, str] = field(default_factory=dict)
+    integers: Mapping[str, str] = field(default_factory=dict)
 
-    def of_day(self, day: str | None) -> ErasedUsers | None:
+    def of_day(self, day: str | None, *, as_integers: bool = False) -> ErasedUsers | None:
         """Returns the erased users whose rows jobs must leave out of a day; None if there are none.
 
-        If `day` is None, the rows have no day, and the rows of all erased users are left out.
+        Args:
+            day: the day. If it is None, the rows have no day, and the rows of all erased users are left out.
+            as_integers: whether ids are compared as integers.
         """
-        digests = frozenset(user for user, last in self.through.items() if day is None or day <= last)
-        return ErasedUsers(self.salt, digests) if digests else None
+        digests = _until(self.through, day)
+        integers = digests | _until(self.integers, day) if as_integers else frozenset()
+        return ErasedUsers(self.salt, digests, integers) if digests else None
 
     def digest(self, user: str) -> str:
         """Returns the salted digest of an id."""
         return digest_of_user(self.salt, user)
+
+
+def _until(days: Mapping[str, str], day: str | None) -> frozenset[str]:
+    """Returns the digests whose last day is not before `day`; all digests if `day` is None."""
+    return frozenset(digest for digest, last in days.items() if day is None or day <= last)
 
 
 def digest_of_user(salt: str, user: str) -> str:
@@ -100,10 +120,11 @@ def read_erased(lake: LakePaths) -> ErasedList | None:
 
 
 def _parsed(values: Mapping[str, Any]) -> ErasedList:
-    typed(values, salt=str, through=dict)
-    for day in values["through"].values():
+    values = {"integers": {}, **values}
+    typed(values, salt=str, through=dict, integers=dict)
+    for day in (*values["through"].values(), *values["integers"].values()):
         date.fromisoformat(day)
-    return ErasedList(values["salt"], values["through"])
+    return ErasedList(values["salt"], values["through"], values["integers"])
 
 
 def list_or_new(lake: LakePaths) -> ErasedList:
@@ -137,14 +158,20 @@ def add_erased(lake: LakePaths, known: ErasedList, users: Iterable[str], through
             "run erase_user again when no other erase_user is running",
         )
     known = now
-    days = dict(known.through)
+    days, integers = dict(known.through), dict(known.integers)
     for user in users:
-        digest = known.digest(user)
-        days[digest] = max(through, days.get(digest, through))
-    changed = ErasedList(known.salt, dict(sorted(days.items())))
+        _extend(days, known.digest(user), through)
+        number = integer_text(user)
+        if number not in (None, user):
+            _extend(integers, known.digest(str(number)), through)
+    changed = ErasedList(known.salt, dict(sorted(days.items())), dict(sorted(integers.items())))
     if changed != known:
         file_io.replace_json(_path(lake), _json(changed))
     return changed
+
+
+def _extend(days: dict[str, str], digest: str, through: str) -> None:
+    days[digest] = max(through, days.get(digest, through))
 
 
 def require_listed(lake: LakePaths, users: Iterable[str]) -> None:
@@ -162,7 +189,8 @@ def require_listed(lake: LakePaths, users: Iterable[str]) -> None:
 
 
 def _json(known: ErasedList) -> dict[str, Any]:
-    return format_versions.ERASED_USERS.stamp({"salt": known.salt, "through": dict(known.through)})
+    values = {"salt": known.salt, "through": dict(known.through), "integers": dict(known.integers)}
+    return format_versions.ERASED_USERS.stamp(values)
 
 
 def _path(lake: LakePaths) -> str:
@@ -188,26 +216,97 @@ def erased_of_day(config: Config, dt: str) -> ErasedUsers | None:
 def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | None:
     """Returns the erased users whose rows in a table of user attributes are left out; None if there are none.
 
-    If the table is not stored by day, it may still contain users who were erased on an earlier day.
+    If the table is not stored by day, it may still contain users who were erased on an earlier day. If its
+    keys are compared with those of the log as integers, the row of 7 is left out if `00007` was erased. If
+    the log also has the user `07`, this user has no attributes then, because nothing says to which of the two
+    users the row belongs.
     """
     erased = read_erased(LakePaths(config.lake))
-    return erased.of_day(dt if has_date(table.path) else None) if erased else None
+    if erased is None:
+        return None
+    day = dt if has_date(table.path) else None
+    return erased.of_day(day, as_integers=compares_users_as_integers(config, table))
 
 
-def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:
+def compares_users_as_integers(config: Config, table: RawTable) -> bool:
+    """Returns whether ids of users in a table are compared with those of the log as integers.
+
+    This is so for the table of the section `users`, if one of the two has texts and the other integers. The
+    ids of other tables, such as impressions, are compared as texts.
+    """
+    if config.keys is None or table != config.users:
+        return False
+    return config.log.types[config.keys.user] != table.types[config.keys.user]
+
+
+@dataclass(frozen=True)
+class LineFields:
+    """Finds the texts in a rejected line of the log that can be the id of a user.
+
+    Attributes:
+        separator: the separator of the fields.
+        integers: whether ids are integers. If so, `007` and `7.0` are the id `7`, as for readers.
+        decimal_separator: the character before the decimals of a number.
+    """
+
+    separator: str
+    integers: bool = False
+    decimal_separator: DecimalSeparator = POINT
+
+    @classmethod
+    def of(cls, table: RawTable, keys: Keys | None) -> LineFields:
+        """Returns the rule for the lines of a log with these keys."""
+        integers = keys is not None and table.types[keys.user] == "int"
+        return cls(table.field_separator, integers, table.decimal_separator)
+
+    def ids(self, line: str) -> set[str]:
+        """Returns the fields of a line, without quotes around them. The line need not be valid."""
+        texts = line.split(self.separator)
+        fields = {text.rstrip("\r") for text in texts} | {text.strip(_AROUND) for text in texts}
+        if '"' in line:  # such a field may contain separators and doubled quotes
+            quoted = _quoted_fields(self.separator).findall(line)
+            fields |= {text.replace('""', '"') for text in quoted}
+        return self.with_integers(fields)
+
+    def ids_of_json(self, line: str) -> set[str]:
+        """Returns the names and values in the text of a JSON object. The object need not be valid."""
+        return self.with_integers(json_texts(line))
+
+    def with_integers(self, texts: set[str]) -> set[str]:
+        """Returns the texts and, if ids are integers, the integers that readers find in the texts."""
+        if not self.integers:
+            return texts
+        plain = texts
+        if self.decimal_separator != POINT:
+            plain = {text.replace(".", "").replace(",", ".") for text in texts}
+        numbers = map(integer_text, plain)
+        return texts | {number for number in numbers if number is not None}
+
+
+@lru_cache(maxsize=16)
+def _quoted_fields(separator: str) -> re.Pattern[str]:
+    """Returns a regular expression for the text between the quotes of a field (etl/raw/text_values.py).
+
+    All repetitions are possessive, so a match does not backtrack, even on a long line.
+    """
+    end = re.escape(separator)
+    return re.compile(f'(?:^|(?<={end}))"([^"]*+(?:""[^"]*+)*+)"(?=\\r?$|{end})')
+
+
+def has_erased_field(line: str, fields: LineFields, erased: ErasedUsers) -> bool:
     """Returns whether a field of a line, without quotes around it, is the id of an erased user.
 
     If a line begins like a JSON object but is not valid JSON, its names and values are treated as fields too.
     The names and values of valid JSON are not searched, because the reader checks the user's column.
     """
-    if any(erased.has(text.strip(_AROUND)) for text in line.split(separator)):
+    if any(map(erased.has, fields.ids(line))):
         return True
     if not line.lstrip().startswith("{"):
         return False
     try:
         json.loads(line)
     except (ValueError, RecursionError):
-        return any(erased.has(text) for text in json_texts(line))
+        return any(map(erased.has, fields.ids_of_json(line)))
     return False
 
 
@@ -233,5 +332,13 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 def is_erased(user: Column, erased: ErasedUsers) -> Column:
     """Returns the condition that an id (string) belongs to an erased user; false for null."""
-    digest = F.sha2(F.concat(F.lit(erased.salt), user), 256)
-    return F.coalesce(digest.isin(*sorted(erased.digests)), F.lit(False))
+    condition = _has_digest(user, erased.salt, erased.digests)
+    if erased.integers:
+        number = integers_of_texts(user).cast("string")
+        condition = condition | _has_digest(number, erased.salt, erased.integers)
+    return condition
+
+
+def _has_digest(user: Column, salt: str, digests: frozenset[str]) -> Column:
+    digest = F.sha2(F.concat(F.lit(salt), user), 256)
+    return F.coalesce(digest.isin(*sorted(digests)), F.lit(False))

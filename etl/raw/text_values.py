@@ -40,6 +40,7 @@ _BOOLEANS = {1: ("true", "t", "yes", "y", "1"), 0: ("false", "f", "no", "n", "0"
 
 # Integers of up to 18 digits fit into 64 bits. Longer integers are rare, so Python converts them one by one.
 _SHORT_INTEGER = r"^-?[0-9]{1,18}$"
+_IS_INTEGER = re.compile(r"[+-]?[0-9]{1,19}([.]0*)?")
 
 
 def integers(text: pa.Array) -> pa.Array:
@@ -57,6 +58,14 @@ def integers(text: pa.Array) -> pa.Array:
         for t, is_long, v in zip(text.to_pylist(), long.to_pylist(), values.to_pylist(), strict=True)
     ]
     return pa.array(converted, pa.int64())
+
+
+def integer_text(text: str) -> str | None:
+    """Returns the text of the integer that `integers` reads: `7` for `007` or `7.0`; None for other texts."""
+    if not _IS_INTEGER.fullmatch(text):
+        return None
+    value = int(text.partition(".")[0])
+    return str(value) if -(2**63) <= value < 2**63 else None
 
 
 def integers_of_texts(text: SparkColumn) -> SparkColumn:

@@ -22,7 +22,7 @@ from conf.types import Column, EventTime, Keys, Label
 from device.columns import DeviceColumn, DeviceColumns, Values, arrow, mixed_columns, parts_of
 from etl.native.scan import NOTHING_REJECTED, RejectedRows, Rejections, rejections_of
 from etl.ops.base import RowFilter, Type
-from etl.raw.erased_users import ERASED, ErasedUsers, erased_of_day, has_erased_field
+from etl.raw.erased_users import ERASED, ErasedUsers, LineFields, erased_of_day, has_erased_field
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.raw.row_rules import TIME_OF_DAY, row_rules, with_times_of_day
@@ -96,7 +96,7 @@ def parse_block(block: RawBlock, layout: FileLayout, erased: ErasedUsers | None 
         columns = _rows(columns, good)
     rejected = _by_line(block, reasons.result())
     if erased is not None:
-        rejected = _hide_erased(block, layout.table.field_separator, erased, rejected)
+        rejected = _hide_erased(block, LineFields.of(layout.table, layout.keys), erased, rejected)
     return ParsedBlock(
         block.bytes, block.lines, row_lines, mixed_columns(columns), counts, rejected, block.texts
     )
@@ -125,13 +125,15 @@ def _leave_out_erased(users: Values, erased: ErasedUsers, reasons: RejectedRows)
     reasons.add(rows, ERASED, replace=True)
 
 
-def _hide_erased(block: RawBlock, separator: str, erased: ErasedUsers, rejected: Rejections) -> Rejections:
+def _hide_erased(
+    block: RawBlock, fields: LineFields, erased: ErasedUsers, rejected: Rejections
+) -> Rejections:
     """Returns the rejected lines. Lines with the id of an erased user in a field get the reason ERASED."""
     reasons = (*rejected.reasons, ERASED)
     codes = rejected.codes.copy()
     others = np.flatnonzero([reasons[code] != ERASED for code in codes.tolist()])
     for place, text in zip(others.tolist(), block.texts(rejected.indices[others].tolist()), strict=True):
-        if has_erased_field(text, separator, erased):
+        if has_erased_field(text, fields, erased):
             codes[place] = len(rejected.reasons)
     return Rejections(rejected.indices, codes, reasons)
 

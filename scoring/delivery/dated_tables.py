@@ -15,7 +15,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -47,6 +47,12 @@ _LOG = "_delta_log"
 # Settings of a Delta table that set rules for rows. delta-rs does not check these rules for files that Spark
 # or Arrow has written.
 _RULES = re.compile(r"delta\.constraints\..*|delta\.appendOnly=true")
+# The property of a table, and its value, without which the log of the table has the lowest and highest value
+# of columns in each file. These would be ids of users, which an erasure cannot remove from the log.
+_NO_BOUNDS = {
+    "delta": ("delta.dataSkippingNumIndexedCols", "0"),
+    "iceberg": ("write.metadata.metrics.default", "counts"),
+}
 # Parts of the errors of Spark if another program has changed the table since this program read it.
 _CONFLICT = re.compile(
     r"Concurrent(Append|DeleteRead|DeleteDelete|Transaction|Write|Modification)Exception|"
@@ -139,35 +145,48 @@ class DeltaFolder:
 
     def delete_before(self, dt: str) -> int:
         """Deletes the rows of all dates before `dt` by one commit. Returns the number of deleted rows."""
-        return self._delete(f"{DATE} < CAST('{dt}' AS DATE)")
+        return self._delete(lambda table: table.delete(f"{DATE} < CAST('{dt}' AS DATE)")["num_deleted_rows"])
 
     def erase(self, column: str, users: frozenset[str]) -> int | None:
         """Deletes the rows of users by one commit. Returns their number; None if there is no table.
 
         Args:
             column: the column with the ids of users.
-            users: the ids.
+            users: the ids. The commit does not contain them, as the predicate of a deletion would.
         """
         with self._errors():
             if current_version(self.root) is None:
                 return None
-        texts = ", ".join("'{}'".format(user.replace("'", "''")) for user in sorted(users))
-        return self._delete(f'"{column}" IN ({texts})')
+        erased = pa.table({column: sorted(users)})
+
+        def delete(table: DeltaTable) -> int:
+            merge = table.merge(
+                erased,
+                f'served."{column}" = erased."{column}"',
+                source_alias="erased",
+                target_alias="served",
+            )
+            return int(merge.when_matched_delete().execute()["num_target_rows_deleted"])
+
+        return self._delete(delete)
 
     def remark(self) -> str:
-        """Returns a text that says where erased rows still exist in old files."""
+        """Returns a text that says where ids of erased users still exist."""
+        with self._errors():
+            properties = self._table().metadata().configuration
         return (
             f"files of earlier versions of {self.root} may have rows of these users, until a VACUUM of the "
-            "Delta table deletes the files"
+            f"Delta table deletes the files{_bounds('delta', properties)}"
         )
 
-    def _delete(self, predicate: str) -> int:
+    def _delete(self, delete: Callable[[DeltaTable], int | None]) -> int:
+        """Deletes rows with `delete`, again if another program changed the table. Returns their number."""
         from deltalake.exceptions import CommitFailedError
 
         for attempt in range(_TRIES):
             with self._errors():
                 try:
-                    return int(self._table().delete(predicate)["num_deleted_rows"] or 0)
+                    return int(delete(self._table()) or 0)
                 except CommitFailedError:
                     time.sleep(random.uniform(0, _WAIT_S * (attempt + 1)))
         raise InfrastructureError(
@@ -194,6 +213,7 @@ class DeltaFolder:
                 schema_of(day.all_columns),
                 mode="ignore",
                 partition_by=[DATE],
+                configuration=dict([_NO_BOUNDS["delta"]]),
                 storage_options=store_options(self.root),
             )
         version = current_version(self.root)
@@ -274,10 +294,9 @@ class DeltaFolder:
         file_io.make_durable(map(partition.file, paths), self.root)
         files = []
         for path in paths:
-            _, number, size, _, statistics = describe(partition.file(path))
-            if number:
-                text = _statistics(number, day.key[0], statistics)
-                files.append((f"{DATE}={day.dt}/{path}", number, size, text))
+            _, number, size, *_ = describe(partition.file(path))
+            if number:  # without bounds of columns, because ids of users must not be in the log
+                files.append((f"{DATE}={day.dt}/{path}", number, size, json.dumps({"numRecords": number})))
         _require_rows(self.root, sum(number for _, number, _, _ in files), day)
         return files
 
@@ -413,11 +432,16 @@ class CatalogueTable:
         return number
 
     def remark(self) -> str:
-        """Returns a text that says where erased rows still exist in old files."""
+        """Returns a text that says where ids of erased users still exist."""
         how = (
             "a VACUUM deletes" if self.form == "delta" else "expire_snapshots and remove_orphan_files delete"
         )
-        return f"files of earlier versions of {self.name} may have rows of these users, until {how} them"
+        with self._errors():
+            properties = self.spark.sql(f"SHOW TBLPROPERTIES {self._quoted}").collect()
+        return (
+            f"files of earlier versions of {self.name} may have rows of these users, until {how} them"
+            f"{_bounds(self.form, {row.key: row.value for row in properties})}"
+        )
 
     def _open(self) -> DataFrame | None:
         from etl.spark.copy_tables import open_table  # imports pyspark, as does spark.error_log
@@ -438,9 +462,10 @@ class CatalogueTable:
         wanted[DATE] = "date"
         if self._open() is None:
             columns = ", ".join(f"{quoted(name)} {kind}" for name, kind in wanted.items())
+            name, value = _NO_BOUNDS[self.form]
             self.spark.sql(
                 f"CREATE TABLE IF NOT EXISTS {self._quoted} ({columns}) USING {self.form} "
-                f"PARTITIONED BY ({DATE})"
+                f"PARTITIONED BY ({DATE}) TBLPROPERTIES ('{name}' = '{value}')"
             )
         described = self.spark.sql(f"DESCRIBE TABLE EXTENDED {self._quoted}").collect()
         form = next((row.data_type for row in described if row.col_name == "Provider"), None)
@@ -493,6 +518,17 @@ class CatalogueTable:
                 "readers still see the rows of the last delivery: check the catalogue and the store of the "
                 "table, then run the job again",
             ) from error
+
+
+def _bounds(form: Literal["delta", "iceberg"], properties: Mapping[str, str]) -> str:
+    """Returns the end of a remark on ids in the log of a table; empty if the log has no ids."""
+    name, value = _NO_BOUNDS[form]
+    if properties.get(name) == value:
+        return ""
+    return (
+        "; the metadata of the table may have their ids as the lowest or highest values of files, until old "
+        f"metadata are deleted: set the property {name} of the table to {value} to avoid this"
+    )
 
 
 def require_columns(table: str, known: dict[str, str], wanted: dict[str, str]) -> None:
@@ -566,19 +602,6 @@ def _write_table(rows: pa.Table, partition: Partition, attempt: str, day: DayRow
             pq.write_table(ordered.slice(first, end - first), file.sink, compression="zstd")
         names.append(name)
     return names
-
-
-def _statistics(number: int, column: str, statistics: Any) -> str:
-    """Returns the statistics of a file in the Delta log. Readers skip files by the bounds of the key."""
-    nulls, lowest, highest = statistics[column]
-    values: dict[str, Any] = {"numRecords": number}
-    if isinstance(lowest, str) and isinstance(highest, str):
-        values |= {
-            "minValues": {column: lowest},
-            "maxValues": {column: highest},
-            "nullCount": {column: nulls},
-        }
-    return json.dumps(values)
 
 
 def _fields(schema: str) -> list[dict[str, Any]]:

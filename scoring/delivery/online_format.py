@@ -36,7 +36,7 @@ POINTER = Format("pointer of a key-value store")
 KEYS_PER_BUCKET = 1000
 
 # A field of each bucket that is not a key of the table. It lets a bucket exist before its first key is
-# written.
+# written. Its value is the number of buckets of the table, which an erasure needs.
 MARKER = "\0"
 LIST_COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 _VERSIONS = ("model_version", "workflow_version")

@@ -173,7 +173,7 @@ class OnlineStore:
         for start in range(0, len(buckets), _NAMES_PER_PIPELINE):
             pipe = client.pipeline(transaction=False)
             for bucket in buckets[start : start + _NAMES_PER_PIPELINE]:
-                pipe.hset(bucket, MARKER, "")
+                pipe.hset(bucket, MARKER, len(buckets))
                 pipe.expire(bucket, self.ttl_s)
             pipe.execute()
 
@@ -270,7 +270,8 @@ def tables_of(pointer: Pointer | None) -> Mapping[str, OnlineTable]:
 # Erases users from a key-value store.
 
 _OF_USERS = (LISTS, "users")
-_BUCKETS_PER_PIPELINE = 1000
+_NAMES_PER_SCAN = 1000
+_FIELDS_PER_PIPELINE = 10_000
 _ATTEMPTS = 100
 
 
@@ -286,23 +287,62 @@ def erase_users(store: OnlineStore, client: Redis, request: EraseRequest) -> int
     Raises:
         InfrastructureError: deliveries replaced the pointer in each of 100 attempts.
     """
-    names = [
-        name
-        for table in _OF_USERS
-        for name in client.scan_iter(match=f"{store.prefix}:{table}:*", count=_BUCKETS_PER_PIPELINE)
-    ]
-    deleted = sum(
-        _delete(client, names[start : start + _BUCKETS_PER_PIPELINE], sorted(request.users))
-        for start in range(0, len(names), _BUCKETS_PER_PIPELINE)
-    )
+    users, deleted = sorted(request.users), 0
+    for beginning, numbers in _attempts(store, client).items():
+        pending: list[tuple[str, list[str]]] = []
+        fields = 0
+        for bucket, of_bucket in _keys_by_bucket(client, beginning, numbers, users):
+            for start in range(0, len(of_bucket), _FIELDS_PER_PIPELINE):
+                keys = of_bucket[start : start + _FIELDS_PER_PIPELINE]
+                if fields + len(keys) > _FIELDS_PER_PIPELINE:
+                    deleted += _delete(client, pending)
+                    pending, fields = [], 0
+                pending.append((bucket, keys))
+                fields += len(keys)
+        deleted += _delete(client, pending)
     _update_pointer(store, client, request)
     return deleted
 
 
-def _delete(client: Redis, buckets: Sequence[bytes], users: Sequence[str]) -> int:
+def _attempts(store: OnlineStore, client: Redis) -> dict[str, set[int]]:
+    """Returns the numbers of the existing buckets of lists and users, by the beginning of their names."""
+    found: dict[str, set[int]] = {}
+    for table in _OF_USERS:
+        for name in client.scan_iter(match=f"{store.prefix}:{table}:*", count=_NAMES_PER_SCAN):
+            beginning, _, number = name.decode().rpartition(":")
+            found.setdefault(beginning, set()).add(int(number))
+    return found
+
+
+def _keys_by_bucket(
+    client: Redis, beginning: str, numbers: set[int], users: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields buckets of an attempt, and the users whose keys they can have.
+
+    Args:
+        client: the connection.
+        beginning: the beginning of the names of the buckets.
+        numbers: the existing buckets. Others may have expired.
+        users: the users.
+    """
+    marker = client.hget(f"{beginning}:{min(numbers)}", MARKER)
+    if (
+        not marker
+    ):  # The bucket has expired, or an earlier release wrote it: the number of buckets is unknown.
+        yield from ((f"{beginning}:{number}", list(users)) for number in sorted(numbers))
+        return
+    by_bucket: dict[int, list[str]] = {}
+    for user in users:
+        by_bucket.setdefault(bucket_of(user, int(marker)), []).append(user)
+    for number in sorted(by_bucket.keys() & numbers):
+        yield f"{beginning}:{number}", by_bucket[number]
+
+
+def _delete(client: Redis, keys: Sequence[tuple[str, Sequence[str]]]) -> int:
+    """Deletes keys of buckets in one round trip. Returns how many of them existed."""
     pipe = client.pipeline(transaction=False)
-    for bucket in buckets:
-        pipe.hdel(bucket, *users)
+    for bucket, of_bucket in keys:
+        pipe.hdel(bucket, *of_bucket)
     return sum(pipe.execute())
 
 

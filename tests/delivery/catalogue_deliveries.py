@@ -81,6 +81,16 @@ def versions(spark: SparkSession, kind: str) -> int:
     return int(spark.sql(text).count())
 
 
+def bounds(spark: SparkSession, kind: str) -> str:
+    """The lowest and highest values of columns in the metadata of all versions of the table."""
+    if kind == "iceberg":
+        rows = spark.sql(f"SELECT lower_bounds, upper_bounds FROM {NAMES[kind]}.all_data_files").collect()
+        return repr(rows)
+    location = spark.sql(f"DESCRIBE DETAIL {NAMES[kind]}").collect()[0].location
+    folder = Path(location.removeprefix("file:"))
+    return "".join(entry.read_text() for entry in (folder / "_delta_log").glob("*.json"))
+
+
 def served(spark: SparkSession, kind: str) -> list[tuple[Any, ...]]:
     """The rows of the table, in the form of `expected`."""
     names = ["dt", *lists_of(ITEMS).rows.column_names, "variant"]
@@ -114,6 +124,8 @@ def deliver_all(spark: SparkSession, kind: str) -> dict[str, Any]:
     erased = table.erase(sink_of(kind), EraseRequest(frozenset(ERASED), {}, lambda: spark))
     again = table.erase(sink_of(kind), EraseRequest(frozenset(ERASED), {}, lambda: spark))
     results["erased"] = [erased.rows, erased.remark, again.rows, versions(spark, kind)]
+    known = bounds(spark, kind)
+    results["bounds"] = [user for user in OTHER if f'"{user}' in known or f"b'{user}" in known]
     results["users"] = [row.user_key for row in spark.table(f"{NAMES[kind]}_users").collect()]
     without = {user: items for user, items in ITEMS.items() if user not in ERASED}
     deliver(lists_of(without, NEXT_DAY), keep_dates=1)

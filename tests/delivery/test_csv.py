@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
+from etl.raw.erased_users import add_erased, list_or_new
 from jobs.checks import check_sinks
 from jobs.deliver_recommendations import _raw_users
 from jobs.deliver_recommendations import run as deliver_recommendations
@@ -300,6 +301,9 @@ def test_columns_of_users_are_found_by_ids_of_another_type(
     lists = publish_rows(of_lists, partition, inputs={}, row_group_rows=9, facts={"workflow_version": "v"})
     read = records(_raw_users(context, lists).read(["email"]))
     assert {row["user_key"]: row["email"] for row in read} == {wanted: "seven", "8": "eight"}
+    # If 7 was erased and has lists again, the row of the table may still be that of the erased user.
+    add_erased(context.lake, list_or_new(context.lake), [wanted], "2026-01-01")
+    assert [row["email"] for row in records(_raw_users(context, lists).read(["email"]))] == ["eight"]
 
 
 def test_columns_of_users_have_names_of_their_own(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from conf.types import Deliver, Secret
 from jobs.deliver_recommendations import run as deliver_recommendations
 from nightrank.online import OnlineReader, open_online
 from scoring.delivery import online_store
-from scoring.delivery.online_format import bucket_of
+from scoring.delivery.online_format import MARKER, bucket_of
 from scoring.delivery.published_lists import EraseRequest, LakeTable, PublishedLists
 from scoring.delivery.sinks import read_settings, redis
 from storage.manifest import FileEntry, Manifest, read_manifest
@@ -223,8 +223,14 @@ def test_users_who_dropped_out_have_no_list_and_replaced_lists_expire(
 
 
 @pytest.mark.usefixtures("small_buckets")
+@pytest.mark.parametrize("old_release", [False, True])
 def test_erased_users_have_no_key_in_any_bucket(
-    runs: PublishedRuns, sink: redis.Settings, reader: OnlineReader, valkey: Server
+    runs: PublishedRuns,
+    sink: redis.Settings,
+    reader: OnlineReader,
+    valkey: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    old_release: bool,
 ) -> None:
     """Also not in the buckets of a delivery that was replaced."""
     redis.deliver(sink, published(runs, 30))
@@ -232,7 +238,23 @@ def test_erased_users_have_no_key_in_any_bucket(
     redis.deliver(sink, lists)
     old = lists.manifest.digest
     request = EraseRequest(frozenset({"u007", "u01"}), {old: "new digest"}, lambda: runs.spark)
+    sent: list[int] = []
+    delete = online_store._delete
+
+    def counted(client: Any, keys: Any) -> int:
+        sent.append(sum(len(of_bucket) for _, of_bucket in keys))
+        return delete(client, keys)
+
+    monkeypatch.setattr(online_store, "_delete", counted)
+    monkeypatch.setattr(online_store, "_FIELDS_PER_PIPELINE", 2)
+    with valkey.client() as client:  # an earlier release did not write the number of buckets
+        first = [name for name in client.scan_iter(f"{sink.prefix}:lists:*") if client.ttl(name) > 0]
+        for bucket in first if old_release else []:
+            client.hset(bucket, MARKER, "")
     assert redis.erase(sink, request).rows == 2
+    # Each user has one bucket in each of the two deliveries.
+    assert sum(sent) == 2 + 2 * (len(first) if old_release else 1)
+    assert max(sent) <= 2
     others = [user for user in users_of(lists) if user != "u007"]
     wanted = expected(lists)
     wanted = wanted[wanted["user_id"] != "u007"].reset_index(drop=True)

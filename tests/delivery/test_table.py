@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,30 @@ def test_erased_users_have_no_rows_and_the_next_delivery_changes_nothing(tmp_pat
     assert table.erase(sink, request_for("u'2", "stranger")).rows == 0
     assert table.deliver(sink_to(path), lists_of(without)).written == 0
     assert version_of(path) == version
+
+
+@pytest.mark.parametrize("of_others", [False, True])
+def test_the_log_of_a_table_has_no_id_of_an_erased_user(tmp_path: Path, of_others: bool) -> None:
+    """u1 is the first user of each file, and u'2 is in the middle. Other programs may write bounds to their table."""
+    path, lists = tmp_path / "lists", lists_of(ITEMS)
+    if of_others:
+        rows = lists.rows.append_column("variant", pa.nulls(6, pa.string()))
+        rows = rows.append_column("dt", pa.array([None] * 6, pa.date32())).slice(0, 0)
+        write_deltalake(str(path), rows, partition_by=["dt"])
+    table.deliver(sink_to(path), lists)
+    table.deliver(sink_to(path), lists_of(ITEMS, NEXT_DAY))
+
+    def logged() -> str:
+        return "".join(entry.read_text() for entry in sorted((path / "_delta_log").glob("*.json")))
+
+    assert "u1" not in logged()
+    erased = table.erase(sink_to(path), request_for("u'2"))
+    assert erased.rows == 2 * 2
+    assert not re.search("u'+2", logged())
+    assert ("u1" in logged()) == of_others == ("dataSkippingNumIndexedCols" in erased.remark)
+    table.erase(sink_to(path), request_for("u1"))
+    assert {row[1] for row in rows_of(path)} == {"ü3"}
+    assert ("u1" in logged()) == of_others
 
 
 def test_without_tables_there_is_nothing_to_erase(tmp_path: Path) -> None:

@@ -133,6 +133,8 @@ def test_tables_of_a_catalogue(readers: TableReaders, tmp_path: Path, kind: str)
     erased = 1 + 2 * len(ITEMS["u7"]) + 2
     assert [results["erased"][0], results["erased"][2:]] == [erased, [0, 4 + created]]
     assert ("VACUUM" if kind == "delta" else "expire_snapshots") in results["erased"][1]
+    assert "metadata of the table" not in results["erased"][1]
+    assert results["bounds"] == []
     assert results["users"] == ["u1", "u1"]
     kept = number - len(ITEMS["u7"])
     assert results["steps"][5] == [kept, 0, others - 1 - len(ITEMS["u7"]), 5 + created]

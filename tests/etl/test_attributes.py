@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
-from etl.latest.latest_features import keyed_attributes
+from etl.latest.latest_features import keyed_attributes, keyed_table
 from etl.operators.join_external import JoinExternal
 from etl.raw.erased_users import add_erased, list_or_new
 from etl.spark.raw_frames import read_attributes
@@ -176,3 +176,37 @@ def test_an_erased_user_is_served_again_only_if_the_log_has_later_rows(
         missing = keyed.count_missing()
         keyed.release()
         assert (missing.in_log, missing.without_row) == (len(expected), len(served_with_nulls))
+
+
+TEXTS = [
+    {**column, "type": "string"} if column["name"] == "who" else column
+    for column in RATINGS["log"]["columns"]
+]
+
+
+@pytest.mark.parametrize(
+    "of_log, expected",
+    [
+        (["00001"], {"00001": 20, "22": 40}),
+        (["00001", "00002"], {"00001": 20, "22": 40}),
+        (["00001", "2"], {"00001": 20, "2": None, "22": 40}),
+    ],
+)
+def test_a_row_of_an_integer_is_left_out_if_its_text_was_erased(
+    spark: SparkSession, tmp_path: Path, of_log: list[str], expected: dict[str, int | None]
+) -> None:
+    """Another user with the same integer stays, without attributes: perhaps they are those of the erased user."""
+    columns = [{"name": "who", "type": "int"}, {"name": "age", "type": "int"}]
+    table = {"path": "{data}/users.csv", "format": "csv", "separator": ",", "columns": columns}
+    log = {"log": {**RATINGS["log"], "columns": TEXTS}}
+    config = cases.write_config(tmp_path, RATINGS, log, {"users": table})
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/users.csv").write_text("who,age\n1,20\n2,30\n22,40\n")
+    lake = LakePaths(config.lake)
+    add_erased(lake, list_or_new(lake), ["00002", "00003"], DAY)
+    keys = pa.table({"user_key": of_log})
+    here = keyed_table(plan_of(config), DAY, "users", keys)
+    there = keyed_attributes(spark, plan_of(config), DAY, "users", keys)
+    assert isinstance(here.rows, pa.Table)
+    assert {row["user_key"]: row["age"] for row in here.rows.to_pylist()} == expected
+    assert {row["user_key"]: row["age"] for row in there.rows.collect()} == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -14,6 +15,7 @@ from etl.raw.erased_users import (
     ERASED,
     ErasedList,
     ErasedUsers,
+    LineFields,
     add_erased,
     digest_of_user,
     has_erased_field,
@@ -22,6 +24,7 @@ from etl.raw.erased_users import (
 )
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
+from etl.raw.text_values import integer_text, integers
 from etl.text.parse_block import columns_to_parse, layout_of_days
 from etl.workflow.feature_plan import plan_of
 from spark.choose_workers import SparkWorkers
@@ -163,4 +166,67 @@ def test_the_list_has_digests_only_and_keeps_the_later_day(tmp_path: Path) -> No
 )
 def test_a_broken_json_line_is_left_out_if_it_has_the_id(line: str, expected: bool) -> None:
     erased = ErasedUsers("salt", frozenset({digest_of_user("salt", "user 7")}))
-    assert has_erased_field(line, "\t", erased) == expected
+    assert has_erased_field(line, LineFields("\t"), erased) == expected
+
+
+@pytest.mark.parametrize(
+    "user, line, of_texts, of_integers",
+    [
+        ("Doe, Ann", '2026-01-04,"Doe, Ann",i1,oops', True, True),
+        ("Doe, Ann", '"Doe, Ann"\r', True, True),
+        ("Doe, Ann", '"Doe, Ann","no end', True, True),
+        ("Doe, Ann", '2026-01-04,"x ""Doe, Ann""",i1', False, False),
+        ('u"1', '2026-01-04,"u""1",i1,oops', True, True),
+        ('"1"', '2026-01-04,"1",i1', True, True),  # a format without quotes
+        ("7", "2026-01-04,7.0,i1,oops", False, True),
+        ("7", '2026-01-04,"+007",i1,oops', False, True),
+        ("7", "2026-01-04,7.5,70,0.7", False, False),
+        ("7", '{"user": 7.0, broken', False, True),
+    ],
+)
+def test_ids_are_found_in_rejected_lines_as_readers_read_them(
+    user: str, line: str, of_texts: bool, of_integers: bool
+) -> None:
+    erased = ErasedUsers("salt", frozenset({digest_of_user("salt", user)}))
+    assert has_erased_field(line, LineFields(","), erased) == of_texts
+    assert has_erased_field(line, LineFields(",", integers=True), erased) == of_integers
+
+
+def test_ids_may_have_the_decimal_separator_of_the_log() -> None:
+    assert "1234" in LineFields(";", integers=True, decimal_separator=",").ids("a;1.234,0;b")
+    assert "1234" not in LineFields(";", integers=True).ids("a;1.234,0;b")
+
+
+def test_the_list_has_integers_that_ids_are_in_another_form(tmp_path: Path) -> None:
+    lake = LakePaths(str(tmp_path))
+    known = add_erased(lake, list_or_new(lake), ["007", "8", "u9", "7.5"], DAY)
+    assert read_erased(lake) == known
+    assert known.integers == {known.digest("7"): DAY}
+    exact, numbers = known.of_day(DAY), known.of_day(DAY, as_integers=True)
+    assert exact is not None
+    assert numbers is not None
+    texts = ["007", "7", "07", "8", "08", "u9", "7.5", "9"]
+    assert [exact.has(text) for text in texts] == [True, False, False, True, False, True, True, False]
+    assert [numbers.has(text) for text in texts] == [True, True, True, True, True, True, True, False]
+    assert known.of_day(NEXT_DAY, as_integers=True) is None
+
+
+def test_integers_of_single_texts_are_those_of_arrays() -> None:
+    texts = [
+        "7",
+        "007",
+        "7.0",
+        "7.",
+        "-0",
+        "+5",
+        "7.5",
+        "",
+        "x",
+        "\u0667",
+        "7\n",
+        str(2**63),
+        str(-(2**63)),
+        "9" * 20,
+    ]
+    of_arrays = [None if number is None else str(number) for number in integers(pa.array(texts)).to_pylist()]
+    assert [integer_text(text) for text in texts] == of_arrays

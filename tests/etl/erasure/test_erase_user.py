@@ -30,6 +30,7 @@ from etl.raw.erased_users import (
     ERASED,
     ErasedList,
     ErasedUsers,
+    LineFields,
     add_erased,
     list_or_new,
     read_erased,
@@ -39,9 +40,11 @@ from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_local
 from jobs import erase_user
 from jobs.erase_user import run
+from scoring.delivery.published_lists import Erased, EraseRequest
 from scoring.delivery.sinks import read_settings
 from storage import file_io
 from storage.dataset import read_dataset, split_files
+from storage.feature_spec import NULL_ID
 from storage.manifest import FileEntry, Manifest, read_manifest, replace_manifest
 from storage.paths import LakePaths, Partition
 from storage.publish import publish_rows
@@ -542,7 +545,7 @@ def test_texts_are_searched_for_ids_as_they_are_written_there(tmp_path: Path) ->
         (tmp_path / "runs" / name).write_text(text, encoding="utf-8")
     known = ErasedUsers("", frozenset())
     paths = texts_with_ids(
-        LakePaths(str(tmp_path)), UsersToErase(frozenset(users), known, "user", ",", False)
+        LakePaths(str(tmp_path)), UsersToErase(frozenset(users), known, "user", LineFields(","), False)
     )
     assert [path.rsplit("/", 1)[1] for path in paths] == ["html", "json", "plain"]
 
@@ -555,9 +558,11 @@ def test_the_command_needs_users(original: Config, tmp_path: Path) -> None:
         erase_user.erase(context, _arguments(original, "--users-file", str(tmp_path / "none")))
 
 
-def _small_log(folder: Path, misdated: int, **sections: Any) -> Config:
+def _small_log(
+    folder: Path, misdated: int, id_of: str = "u{}", kind: str = "string", **sections: Any
+) -> Config:
     """Three days with 40 rows; on the first day, `kiosk` has 30 more rows, `misdated` of another month."""
-    names = {"ts": "int", "user": "string", "item": "string", "click": "int"}
+    names = {"ts": "int", "user": kind, "item": "string", "click": "int"}
     log = {
         "path": "{data}/{date}.csv",
         "format": "csv",
@@ -568,7 +573,7 @@ def _small_log(folder: Path, misdated: int, **sections: Any) -> Config:
     (folder / "raw").mkdir()
     for number, day in enumerate(DAYS[:3]):
         start = 1767225600 + number * 86400
-        lines = [f"{start + row},u{row % 7},i{row % 5},{row % 2}" for row in range(40)]
+        lines = [f"{start + row},{id_of.format(row % 7)},i{row % 5},{row % 2}" for row in range(40)]
         times = [start - 30 * 86400 if row < misdated else start for row in range(30 if number == 0 else 0)]
         lines += [f"{time + row},kiosk,i{row % 5},{row % 2}" for row, time in enumerate(times)]
         (folder / f"raw/{day}.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
@@ -617,3 +622,79 @@ def test_days_that_were_only_checked_are_counted_again(tmp_path: Path) -> None:
     before = lakes.manifests(config)
     _erase(config, ["nobody"], FIRST)
     assert lakes.manifests(config) == before
+
+
+@pytest.mark.parametrize(
+    "kind, user, lines, others",
+    [
+        ("int", "007", ["1,7.0,i1,x", '1,"+007",i1'], ["1,70,i7,7.5"]),
+        ("string", "Doe, Ann", ['1,"Doe, Ann",i1,x'], ['1,"Ann",Doe,x']),
+        ("string", "7", ["1,7,i1,x"], ["1,7.0,i1,x", "1,007,i1"]),
+    ],
+)
+def test_rejected_lines_are_removed_if_readers_find_the_id_in_them(
+    tmp_path: Path, kind: str, user: str, lines: list[str], others: list[str]
+) -> None:
+    config = _small_log(tmp_path, misdated=0, kind=kind)
+    partition = LakePaths(config.lake).quarantine.partition(FIRST)
+    rejected = [*lines, *others]
+    table = pa.table({"line": rejected, "reason": ["integer:click"] * len(rejected)})
+    dropped = {"integer:click": len(rejected)}
+    publish_rows(table, partition, inputs={}, row_group_rows=9, rows_in=9, dropped=dropped)
+    _erase(config, [user], FIRST)
+    assert cases.read_rows(partition)["line"].tolist() == others
+    assert read_manifest(partition).dropped[ERASED] == len(lines)
+
+
+NUMBERED = {
+    "users": {
+        "path": "{data}/users.csv",
+        "format": "csv",
+        "columns": [{"name": "user", "type": "int"}, {"name": "country", "type": "string"}],
+    },
+    "features": [{"columns": ["item", "country"], "kind": "categorical", "ops": ["categorify"]}],
+    "scopes": {"item": ["item"], "user": ["country"]},
+}
+
+
+def test_an_erased_user_has_no_list_under_the_integer_of_the_table_of_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has 00000 to 00006 and, on some days, 3. The table of users has 0 to 9, and 7 to 9 have lists."""
+    config = _small_log(tmp_path, misdated=0, id_of="0000{}", **NUMBERED)
+    lake, table = LakePaths(config.lake), tmp_path / "raw/users.csv"
+    table.write_text("user,country\n" + "".join(f"{user},c{user}\n" for user in range(10)))
+    for day in DAYS[:3]:
+        path = tmp_path / f"raw/{day}.csv"
+        path.write_text(path.read_text().replace(",kiosk,", ",3,"))
+    built = cases.run_build(lakes.workers(tmp_path), config, FIRST)
+
+    def users_of(day: str) -> list[str]:
+        return sorted(cases.read_rows(lake.users(built.workflow.version).partition(day))["user_key"])
+
+    both = ["00000", "00001", "00002", "00003", "00004", "00005", "00006", "3"]
+    known = [*both, "7", "8", "9"]
+    assert users_of(FIRST) == known
+    lists = pa.table({"user_id": known, "position": pa.array([1] * 11, pa.int32()), "item_id": ["i1"] * 11})
+    publish_rows(lists, lake.recommendations.partition(FIRST), inputs={}, row_group_rows=9)
+    asked: list[frozenset[str]] = []
+
+    def erase(_: Any, request: EraseRequest) -> Erased:
+        asked.append(request.users)
+        return Erased("s", 0)
+
+    sink = (SimpleNamespace(erase=erase), SimpleNamespace(name="s", kind="s"))
+    monkeypatch.setattr(erase_user, "read_settings", lambda _: [sink])
+    _erase(config, ["00003", "00004", "00009"], FIRST)
+    assert asked == [{"00003", "00004", "4", "00009", "9"}]
+    left = [user for user in known if user not in asked[0]]
+    assert users_of(FIRST) == left
+    assert cases.read_rows(lake.recommendations.partition(FIRST))["user_id"].tolist() == left
+    # 3 is another user of the log, and loses only the attributes, which may be those of 00003.
+    rows = enumerate(["00000", "00001", "3"] * 10)
+    lines = [f"{1767225600 + 3 * 86400 + row},{user},i{row % 5},{row % 2}" for row, user in rows]
+    (tmp_path / f"raw/{DAYS[3]}.csv").write_text("\n".join(["ts,user,item,click", *lines]) + "\n")
+    cases.run_build(lakes.workers(tmp_path), config, RUN_DATE, built.workflow.version)
+    assert users_of(RUN_DATE) == left
+    served = cases.read_rows(lake.users(built.workflow.version).partition(RUN_DATE)).set_index("user_key")
+    assert served.index[served["country"] == NULL_ID].tolist() == ["3"]

@@ -318,6 +318,26 @@ def test_an_erased_user_is_found_by_an_integer_that_is_stored_as_text(shop: Shop
     assert "5" not in left
 
 
+def test_an_erased_user_is_in_no_copy_of_a_table_with_integers(shop: Shop) -> None:
+    shop.sql("CREATE VIEW {}.people AS SELECT id AS user, id + 20 AS age FROM range(3)")
+    columns = [{"name": "user", "type": "int"}, {"name": "age", "type": "int"}]
+    users = {"format": "spark_table", "path": f"{shop.name}.people", "columns": columns}
+    config = cases.write_config(shop.folder, GROUPS, {"users": users})
+    assert config.users is not None
+
+    def copied() -> list[int]:
+        paths = require_raw(config, config.users, DAYS[0]).paths
+        return sorted(user for path in paths for user in pq.read_table(path)["user"].to_pylist())
+
+    shop.copy(config)
+    assert copied() == [0, 1, 2]
+    erase_user.run(RunContext("erase_user", config, DAYS[-1]), ["0001"], dry_run=False)
+    assert copied() == [0, 2]
+    shop.sql("CREATE OR REPLACE VIEW {}.people AS SELECT id AS user, id + 20 AS age FROM range(4)")
+    shop.copy(config)
+    assert copied() == [0, 2, 3]
+
+
 def test_a_killed_copy_leaves_the_old_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     config = shop.config("{}.clicks/dt={date}")
     shop.copy(config)
