@@ -62,6 +62,23 @@ def lake_root(root: str) -> str:
     return _require_scheme(root)
 
 
+def new_folder(path: str) -> str:
+    """Checks the path or URI of a folder that is written, and beside which other folders are written."""
+    scheme, _, inner = lake_root(path).rpartition("://")
+    parts = inner.rstrip("/").split("/")
+    if parts[-1] in ("", ".", "..") or ".." in parts or (scheme not in ("", "file") and len(parts) < 2):
+        raise ValueError(
+            f"{path!r} must end with the name of a folder, without `..`, and be below a bucket: other data "
+            "are stored in folders next to it"
+        )
+    if "{" in path or "}" in path:
+        raise ValueError(
+            f"{path!r} must not contain braces, except {{lake}} and {{data}}, which are replaced by the "
+            "values of these keys; each date has a folder of its own anyway"
+        )
+    return path
+
+
 def raw_location(path: str) -> str:
     """Checks the path or URI of raw data, which is only read."""
     _check_dates(plain_text(path))
@@ -123,6 +140,7 @@ FolderName = Annotated[str, AfterValidator(folder_name)]
 ColumnName = Annotated[str, AfterValidator(column_name)]
 PlainText = Annotated[str, AfterValidator(plain_text)]
 LakeRoot = Annotated[str, AfterValidator(lake_root)]
+NewFolder = Annotated[str, AfterValidator(new_folder)]
 RawLocation = Annotated[str, AfterValidator(raw_location)]
 
 

@@ -559,6 +559,11 @@ class Config(Strict):
         return self
 
     @property
+    def folders(self) -> dict[str, str]:
+        """Returns the texts that replace `{lake}` and `{data}` in paths."""
+        return {"lake": self.lake, "data": self.data}
+
+    @property
     def reserved(self) -> tuple[str, ...]:
         """Returns the names of internal columns, which raw columns and features must not have."""
         return RESERVED if self.log.label.weights is None else (*RESERVED, WEIGHT_COLUMN)

@@ -88,7 +88,9 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     """
     require(context.config, "keys")
     _check(ids)
-    read_settings(context.config.deliver)  # raises an error before the job changes files
+    read_settings(
+        context.config.deliver, context.config.folders
+    )  # raises an error before the job changes files
     lake = context.lake
     _require_tables(lake)
     known = list_or_new(lake)
@@ -193,7 +195,7 @@ def _erase_sinks(context: RunContext, users: UsersToErase, record: Record) -> li
     digests = {old: changes.of(old) for old in record.digests}
     request = EraseRequest(users.ids, digests, lambda: context.spark, context.recorder)
     results: list[dict[str, Any]] = []
-    for module, settings in read_settings(context.config.deliver):
+    for module, settings in read_settings(context.config.deliver, context.config.folders):
         erased = erase_from(module, settings, request)
         of_sink = {"name": settings.name, "kind": settings.kind}
         if erased is None:

@@ -95,6 +95,18 @@ def _s3(bucket: str, endpoint: str, region: str) -> fs.FileSystem:
     return fs.S3FileSystem(region=region or fs.resolve_s3_region(bucket))
 
 
+def resolved(path: str) -> str:
+    """Returns a text that is the same for all spellings of the path of one file or folder.
+
+    Symbolic links of local paths are followed. `s3` and `s3a` are the same scheme.
+    """
+    if is_local(path):
+        return os.path.realpath(filesystem(path)[1])
+    scheme, _, inner = path.partition("://")
+    parts = [part for part in inner.split("/") if part not in ("", ".")]
+    return f"{'s3a' if scheme == 's3' else scheme}://{'/'.join(parts)}"
+
+
 def is_local(path: str) -> bool:
     """Returns whether a path is on a local file system."""
     return scheme_of(path) in ("", "file")
