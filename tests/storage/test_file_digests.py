@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from jobs import fsck
 from storage import file_digests, file_io, format_versions
+from storage.dataset import Dataset, Member, publish_dataset
 from storage.file_digests import (
     digest_of_file,
     job_of,
@@ -204,6 +205,48 @@ def test_fsck_names_what_is_damaged_and_the_next_run_heals_it(
     publish_rows(ROWS, partition, inputs=INPUTS, row_group_rows=300, sort_by="user_id")
     assert current_manifest(partition, INPUTS) is not None
     assert fsck.main(["--lake", lake.root]) == 0
+
+
+# The runs of build_features in the lake: run date, workflow version, mode, days of the features.
+BUILDS = [
+    ("2026-01-04", "w1", "fit", ["2026-01-02", "2026-01-03", "2026-01-04"]),
+    ("2026-01-05", "w1", "apply", ["2026-01-03", "2026-01-04", "2026-01-05"]),
+    ("2026-01-06", "w2", "extend", ["2026-01-04", "2026-01-05", "2026-01-06"]),
+    ("2026-01-07", "w2", "apply", ["2026-01-07"]),
+]
+
+
+@pytest.mark.parametrize(
+    "table, date, run_date, mode",
+    [
+        ("features/w1", "2026-01-02", "2026-01-04", "fit"),
+        ("features/w1", "2026-01-04", "2026-01-05", "apply"),
+        ("features/w2", "2026-01-04", "2026-01-06", "extend"),
+        ("features/w0", "2026-01-05", "2026-01-06", "extend"),  # a version of an experiment
+        ("value_counts", "2026-01-03", "2026-01-05", "apply"),
+        ("last_clicks", "2026-01-01", "2026-01-04", "fit"),  # before the days of all datasets
+        ("users/w1", "2026-01-05", "2026-01-05", "apply"),
+        ("item_titles", "2026-01-06", "2026-01-06", "extend"),
+        ("workflow/w2", "vocabulary/user", "2026-01-06", "extend"),
+        ("workflow/w1", "vocabulary/user", "2026-01-04", "fit"),
+    ],
+)
+def test_fsck_names_the_run_that_writes_a_damaged_file(
+    lake: LakePaths, table: str, date: str, run_date: str, mode: str
+) -> None:
+    """Another run of build_features would have another workflow version, or other days."""
+    for built_on, version, how, days in BUILDS:
+        members = tuple(Member(day, "digest", None) for day in days)
+        publish_dataset(lake, Dataset(built_on, version, {"train": members}, how), "2026-01-08T00:00:00Z")
+    name = date if "/" in date else f"dt={date}"
+    damaged = Partition(
+        table, date.removeprefix("dt="), f"{lake.root}/{table}/{name}", f"{table}/{name}".count("/") + 1
+    )
+    publish_rows(ROWS, damaged, inputs=INPUTS, row_group_rows=900)
+    flip(file_of(damaged, 0), 3001)
+    [damage] = check_lake(lake).damages
+    command = f"build_features --run-date {run_date} --set workflow.mode={mode}"
+    assert damage.remedy == f"run `{command}` again, with the configuration of the lake"
 
 
 def test_fsck_names_missing_and_short_files(lake: LakePaths, partition: Partition) -> None:
