@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from conf.errors import DataError
+from conf.errors import DataError, InfrastructureError
 from jobs import fsck
 from storage import file_digests, file_io, format_versions
 from storage.dataset import Dataset, Member, publish_dataset
@@ -33,7 +34,7 @@ from storage.file_digests import (
 from storage.fsck import check_lake, mark_file, repair
 from storage.manifest import MANIFEST_NAME, Manifest, current_manifest, data_files, read_manifest
 from storage.paths import LakePaths, Partition
-from storage.publish import publish, publish_rows, rows_of
+from storage.publish import publish, publish_files, publish_rows, rows_of, with_footer, write_table
 from storage.read_parquet import read_rows_of_keys, read_table, read_where, require_all_intact
 from tests.etl.lakes import servers
 
@@ -325,3 +326,19 @@ def test_a_file_that_no_manifest_names_is_not_compared(partition: Partition) -> 
     flip(path, 3)
     file_digests._entries.clear()
     require_all_intact([path])
+
+
+@pytest.mark.processes
+def test_files_of_a_store_that_another_run_has_deleted_are_not_published(tmp_path: Path) -> None:
+    """With a short output.grace_hours, a run deletes files that another one is about to publish."""
+    with servers.bucket(tmp_path, "overlap"):
+        partition = LakePaths("s3a://overlap/lake").recommendations.partition(DAY)
+        written = write_table(ROWS, partition, 300)
+        footers = [with_footer(partition.file(name)).rpartition("#")[2] for name in written]
+        time.sleep(1.1)  # times of files have whole seconds
+        other = publish_rows(ROWS, partition, inputs={"run": "b"}, row_group_rows=900, grace_hours=0)
+        files = {f"{name}#{footer}": None for name, footer in zip(written, footers, strict=True)}
+        with pytest.raises(InfrastructureError, match=r"is missing, although .*\n.*run the job again"):
+            publish_files(partition, files, inputs={"run": "a"}, expected_rows=900)
+        assert read_manifest(partition) == other
+        assert read_table(partition, other).equals(ROWS)
