@@ -82,11 +82,18 @@ def new_folder(path: str) -> str:
 def raw_location(path: str) -> str:
     """Checks the path or URI of raw data, which is only read."""
     _check_dates(plain_text(path))
+    if unknown := [key[0] for key in _PLACEHOLDER.finditer(path) if key[1] not in ("lake", "data", "date")]:
+        raise ValueError(
+            f"{path!r} contains {' and '.join(unknown)}, but only {{lake}}, {{data}} and {{date}} are "
+            "replaced"
+        )
     return _require_scheme(path)
 
 
 # The day in a path: `{date}` for YYYY-MM-DD, or with another notation, such as `{date:%Y%m%d}`.
 _DATE_KEY = re.compile(r"\{date(?::([^{}]*))?\}")
+# A name in braces. Globs such as {a,b} are something else.
+_PLACEHOLDER = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 _DATE_NOTATION = re.compile(r"(?:[^%]|%[Ymd])+")
 
 

@@ -114,6 +114,22 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("split", "by", to="week"), r"split\.by='week'"),
         (_changed("split", "train", to=1.5), r"split\.train=1\.5"),
         (
+            _changed("split", to={"by": "fraction", "test_days": 2}),
+            r"test_days=2 has an effect only with by=day",
+        ),
+        (
+            _changed("split", to={"by": "day", "train": 0.5}),
+            r"train=0\.5 has an effect only with by=fraction",
+        ),
+        (
+            _changed("split", to={"by": "leave_last_out", "validation": 0.15}),
+            r"validation=0\.15 has an effect only with by=fraction, not with by=leave_last_out",
+        ),
+        (
+            _changed("log", "path", to="{datas}/{lake}/{date:%Y%m%d}.tsv"),
+            r"contains \{datas\}, but only \{lake\}, \{data\} and \{date\} are replaced",
+        ),
+        (
             _changed("split", to={"by": "fraction", "train": 0.9, "validation": 0.1}),
             r"leaves no rows for test",
         ),
@@ -234,6 +250,10 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("quality", to={"new_value_rate_stop": 1.5}), r"quality\.new_value_rate_stop=1\.5"),
         (
             _changed("quality", to={"exempt": ["I9"]}),
+            r"quality\.exempt names columns that do not exist: \['I9'\]",
+        ),
+        (
+            {**_changed("quality", to={"exempt": ["I9"]}), "prepare": [{"dropna": {"columns": ["I1"]}}]},
             r"quality\.exempt names columns that do not exist: \['I9'\]",
         ),
         ({key: value for key, value in SMALL.items() if key != "model"}, r"model is missing"),
