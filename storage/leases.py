@@ -7,9 +7,10 @@ soon as it exists. So at most one process holds the lease. This needs no conditi
 client for S3 does not have. If several processes request a free lease, the process whose ticket has the first
 name waits. Each of the other processes deletes its ticket and tries again.
 
-The holder renews its ticket. A ticket that was not renewed for a while counts as absent. The age of a ticket
-is the difference of two times that the store has written, so the clocks of machines need not agree. If the
-holder has ended, processes on its machine ignore its ticket immediately.
+The holder renews its ticket. A ticket that was not renewed for a while counts as absent, unless its process
+still runs on this machine. The age of a ticket is the difference of two times that the store has written, so
+the clocks of machines need not agree. If the holder has ended, processes on its machine ignore its ticket
+immediately.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ log = logging.getLogger("nightrank.lease")
 
 HEARTBEAT_S = 20.0
 EXPIRES_S = 120.0
+# The same for a process of this machine that has not ended. Its ticket may seem old because the clock was set
+# forward. If it hangs, it can be ended, and its ticket then counts as absent immediately.
+_EXPIRES_ALIVE_S = 86_400.0
 # If several processes request a lease at the same time, one of them must hold it within this time.
 _SETTLE_S = 20.0
 _POLL_S = 1.0
@@ -68,6 +72,12 @@ class Owner:
     def is_dead(self) -> bool:
         """Returns whether the process has ended; False if it belongs to another machine."""
         return self.machine == _machine() != "" and _start_of(self.pid) != self.started
+
+    @property
+    def expires_s(self) -> float:
+        """Returns the age at which a ticket of the process expires."""
+        is_alive = self.machine == _machine() != "" and _start_of(self.pid) == self.started
+        return _EXPIRES_ALIVE_S if is_alive else EXPIRES_S
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -222,7 +232,7 @@ class _Lease:
             owner = _read(path)
             if owner is None:
                 continue
-            if age_s > EXPIRES_S or owner.is_dead:
+            if age_s > owner.expires_s or owner.is_dead:
                 log.warning(
                     "the lease of %s by %s has expired, or its process has ended: "
                     "this process may take it over",

@@ -101,6 +101,21 @@ def test_the_lease_of_a_killed_process_of_this_machine_is_taken_over_at_once(lak
     assert tickets(lake) == []
 
 
+def test_the_lease_of_a_live_process_of_this_machine_does_not_expire(
+    lake: LakePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the clock of the machine is set forward, all tickets seem old until they are renewed."""
+    process, _ = held_by_another(lake)
+    monkeypatch.setattr(leases, "EXPIRES_S", -1.0)
+    message = f"is being done by process {process.pid}"
+    with pytest.raises(InfrastructureError, match=message), lease(lake, DATE, JOB, CONFIG):
+        pass
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(60)
+    with lease(lake, DATE, JOB, CONFIG):
+        pass
+
+
 def test_the_lease_of_another_machine_ends_if_it_is_not_renewed(
     lake: LakePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
