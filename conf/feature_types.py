@@ -252,13 +252,6 @@ class Negatives(Strict):
         return row_id % (self.per_positive + 1) != 0
 
 
-# The settings of a split that have an effect only with one value of `by`.
-_OF_SPLITS = {
-    "day": ("train_days", "validation_days", "test_days", "min_train_days"),
-    "fraction": ("train", "validation"),
-}
-
-
 class SplitConfig(Strict):
     """Settings that divide rows over time into train, validation and test."""
 
@@ -293,17 +286,4 @@ class SplitConfig(Strict):
             raise ValueError(
                 f"min_train_days={self.min_train_days} must not be more than train_days={self.train_days}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _have_an_effect(self) -> SplitConfig:
-        """Refuses settings of another `by`. Their default values are accepted, as in a dumped section."""
-        for by, names in _OF_SPLITS.items():
-            wrong = [name for name in names if getattr(self, name) != SplitConfig.model_fields[name].default]
-            if wrong and by != self.by:
-                listed = ", ".join(f"{name}={getattr(self, name)}" for name in wrong)
-                raise ValueError(
-                    f"{listed} has an effect only with by={by}, not with by={self.by}: remove it, or replace "
-                    f"the whole section, such as --set split='{{by: {self.by}}}'"
-                )
         return self

@@ -114,18 +114,6 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("split", "by", to="week"), r"split\.by='week'"),
         (_changed("split", "train", to=1.5), r"split\.train=1\.5"),
         (
-            _changed("split", to={"by": "fraction", "test_days": 2}),
-            r"test_days=2 has an effect only with by=day",
-        ),
-        (
-            _changed("split", to={"by": "day", "train": 0.5}),
-            r"train=0\.5 has an effect only with by=fraction",
-        ),
-        (
-            _changed("split", to={"by": "leave_last_out", "validation": 0.15}),
-            r"validation=0\.15 has an effect only with by=fraction, not with by=leave_last_out",
-        ),
-        (
             _changed("log", "path", to="{datas}/{lake}/{date:%Y%m%d}.tsv"),
             r"contains \{datas\}, but only \{lake\}, \{data\} and \{date\} are replaced",
         ),

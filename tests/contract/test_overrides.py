@@ -47,7 +47,7 @@ def _get(config: Config, key: str) -> Any:
         ("watch.textfile_folder=123", "123"),
         ("log.label.positive_at_least=0.5", 0.5),
         ("log.label.positive_at_least=null", None),
-        ("workflow.mode=fit", "fit"),
+        ("split.by=leave_last_out", "leave_last_out"),
         ("train.compile=true", True),
         ("train.learning_rate=1e-3", 0.001),
         ("score.context.I11=5", 5),
