@@ -62,14 +62,38 @@ def lake_root(root: str) -> str:
     return _require_scheme(root)
 
 
+def new_folder(path: str) -> str:
+    """Checks the path or URI of a folder that is written, and beside which other folders are written."""
+    scheme, _, inner = lake_root(path).rpartition("://")
+    parts = inner.rstrip("/").split("/")
+    if parts[-1] in ("", ".", "..") or ".." in parts or (scheme not in ("", "file") and len(parts) < 2):
+        raise ValueError(
+            f"{path!r} must end with the name of a folder, without `..`, and be below a bucket: other data "
+            "are stored in folders next to it"
+        )
+    if "{" in path or "}" in path:
+        raise ValueError(
+            f"{path!r} must not contain braces, except {{lake}} and {{data}}, which are replaced by the "
+            "values of these keys; each date has a folder of its own anyway"
+        )
+    return path
+
+
 def raw_location(path: str) -> str:
     """Checks the path or URI of raw data, which is only read."""
     _check_dates(plain_text(path))
+    if unknown := [key[0] for key in _PLACEHOLDER.finditer(path) if key[1] not in ("lake", "data", "date")]:
+        raise ValueError(
+            f"{path!r} contains {' and '.join(unknown)}, but only {{lake}}, {{data}} and {{date}} are "
+            "replaced"
+        )
     return _require_scheme(path)
 
 
 # The day in a path: `{date}` for YYYY-MM-DD, or with another notation, such as `{date:%Y%m%d}`.
 _DATE_KEY = re.compile(r"\{date(?::([^{}]*))?\}")
+# A name in braces. Globs such as {a,b} are something else.
+_PLACEHOLDER = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 _DATE_NOTATION = re.compile(r"(?:[^%]|%[Ymd])+")
 
 
@@ -123,6 +147,7 @@ FolderName = Annotated[str, AfterValidator(folder_name)]
 ColumnName = Annotated[str, AfterValidator(column_name)]
 PlainText = Annotated[str, AfterValidator(plain_text)]
 LakeRoot = Annotated[str, AfterValidator(lake_root)]
+NewFolder = Annotated[str, AfterValidator(new_folder)]
 RawLocation = Annotated[str, AfterValidator(raw_location)]
 
 

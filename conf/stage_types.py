@@ -149,7 +149,8 @@ class Output(Strict):
     grace_hours: Annotated[float, Field(ge=0, le=_HOURS_OF_A_CENTURY)] = Field(
         default=24.0,
         description="Hours after which a data file is deleted if no manifest names it any more, or if none "
-        "has ever named it, such as a file of a killed job.",
+        "has ever named it, such as a file of a killed job. The time must be longer than the longest run of "
+        "a job: a shorter time deletes files that another run has written and not yet published.",
     )
     broadcast_max_rows: PositiveInt = Field(
         default=2_000_000,

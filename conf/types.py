@@ -528,7 +528,7 @@ class Config(Strict):
         features = [name for group in self.features for name in group.columns]
         if not self.prepare:  # the operators of `prepare` may add columns
             reject_unknown("features.columns", features, known)
-            reject_unknown("quality.exempt", self.quality.exempt, set(features))
+        reject_unknown("quality.exempt", self.quality.exempt, set(features))
         for group in self.features:
             reject_repeated("features.columns", group.columns)
         reject_repeated("scopes", [*self.scopes.user, *self.scopes.item, *self.scopes.context])
@@ -557,6 +557,11 @@ class Config(Strict):
         self._check_order()
         self._check_candidates()
         return self
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Returns the texts that replace `{lake}` and `{data}` in paths."""
+        return {"lake": self.lake, "data": self.data}
 
     @property
     def reserved(self) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def run(context: RunContext) -> JobSummary:
         DataError: there are no published lists; perhaps the lists exceeded a limit of `score.stop`.
         ConfigError: there are no sinks, or an earlier release wrote the lists.
     """
-    sinks = read_settings(context.config.deliver)
+    sinks = read_settings(context.config.deliver, context.config.folders)
     if not sinks:
         raise ConfigError(
             "deliver.sinks is empty, so there is no sink to deliver the lists to",

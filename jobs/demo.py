@@ -21,13 +21,12 @@ from jobs.chain.launchers import (
     JOBS,
     Interruptions,
     Launcher,
-    Stage,
     StageOutcome,
     Submission,
     add_isolate,
     launcher_of,
 )
-from jobs.chain.run_chain import StageRunner, log_path, run_chain
+from jobs.chain.run_chain import StageRunner, run_chain, stage_of
 from jobs.chain.steps import RunPlan
 from jobs.checks import check_config, check_lists, check_training
 from jobs.command_line import add_future, report_failure
@@ -103,7 +102,7 @@ def run_demo(
     lake, last = LakePaths(config.lake), days.run_dates[-1]
 
     progress.write(f"Nightrank demo: {counted(num_runs, 'run')} on a generated click log, in {out}/")
-    generate = Stage("generate_clicks", days.first, log_path(lake, days.first, "generate_clicks"))
+    generate = stage_of(lake, days.first, "generate_clicks", "generate_clicks", days.first)
     StageRunner(launcher, interruptions, progress).run([generate])
     outcomes = {}
     for run_date in days.run_dates:
@@ -111,8 +110,9 @@ def run_demo(
         runner = StageRunner(launcher, interruptions, progress)
         outcomes[run_date] = run_chain(RunPlan(config, run_date, retrain=True), runner)
     progress.write(f"\nThe lists of {last} against the clicks of {days.held_out}, which no stage has seen")
-    measure = Stage("measure_recommendations", last, log_path(lake, days.held_out, "measure_recommendations"))
-    report = Stage("report", last, log_path(lake, last, "report"))
+    measures = "measure_recommendations"
+    measure = stage_of(lake, days.held_out, measures, measures, last)
+    report = stage_of(lake, last, "report", "report", last)
     StageRunner(launcher, interruptions, progress).run([measure, report])
 
     missed = _print_quality(config, last, progress)

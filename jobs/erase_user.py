@@ -91,7 +91,8 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     require(context.config, "keys")
     _check(ids)
     ids = _as_keys(context.config, ids)
-    read_settings(context.config.deliver)  # raises an error before the job changes files
+    # Raises an error before the job changes files.
+    read_settings(context.config.deliver, context.config.folders)
     lake = context.lake
     _require_tables(lake)
     known = list_or_new(lake)
@@ -204,7 +205,7 @@ def _erase_sinks(context: RunContext, users: UsersToErase, record: Record) -> li
     digests = {old: changes.of(old) for old in record.digests}
     request = EraseRequest(users.ids | users.of_lists, digests, lambda: context.spark, context.recorder)
     results: list[dict[str, Any]] = []
-    for module, settings in read_settings(context.config.deliver):
+    for module, settings in read_settings(context.config.deliver, context.config.folders):
         erased = erase_from(module, settings, request)
         of_sink = {"name": settings.name, "kind": settings.kind}
         if erased is None:

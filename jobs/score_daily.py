@@ -35,6 +35,7 @@ from storage.publish import Rules, publish_rows
 from storage.run_context import RunContext, require
 from training.registry.blends import BlendRecord
 from training.registry.served_experiments import ServedExperiment
+from training.registry.versions import code_version
 
 DESCRIPTION = (
     "Scores the candidates of every user with the champion, in Spark workers, and publishes the top-k "
@@ -99,6 +100,9 @@ def run(context: RunContext) -> JobSummary:
     rows = facts.pop("rows")
     inputs = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **rule_digests}
     inputs |= _inputs_of(experiment, treatment)
+    # Sinks compare the digest of these inputs with the lists that they have. After an upgrade that changes
+    # lists, they must get the new ones.
+    inputs["code"] = code_version("scoring")
     ranked_by = {}
     if blend is not None:
         inputs["blend"], ranked_by = blend.digest, {"blend": blend.to_facts()}

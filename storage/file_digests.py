@@ -238,12 +238,13 @@ _JOBS = {
     "comparisons": "compare_models",
     "deliveries": "deliver_recommendations",
 }
+BUILD_FEATURES = "build_features"
 _IS_DAMAGED = " is damaged: "
 
 
 def job_of(table: str) -> str:
     """Returns the name of the job that writes a table. `table` is the table's path below the lake's root."""
-    return _JOBS.get(table.split("/")[0], "build_features")
+    return _JOBS.get(table.split("/")[0], BUILD_FEATURES)
 
 
 def damaged_file(path: str, difference: str) -> DataError:
@@ -251,7 +252,9 @@ def damaged_file(path: str, difference: str) -> DataError:
     root, below = _below_data(path)
     folder = below.rpartition("/dt=")[0] or below.split("/")[0]
     dt = below.partition("/dt=")[2].split("/")[0]
-    run = f"run {job_of(folder)} for {dt} again" if dt else f"run {job_of(folder)} again"
+    job = job_of(folder)
+    # The run date and the mode of build_features depend on the datasets, which only fsck reads.
+    run = "the command that it prints for this file" if job == BUILD_FEATURES else f"run {job} for {dt} again"
     return DataError(
         f"{path}{_IS_DAMAGED}{difference}",
         f"run `nightrank fsck --lake {root} --repair`, and then {run}, which writes the table again",

@@ -95,6 +95,18 @@ def _s3(bucket: str, endpoint: str, region: str) -> fs.FileSystem:
     return fs.S3FileSystem(region=region or fs.resolve_s3_region(bucket))
 
 
+def resolved(path: str) -> str:
+    """Returns a text that is the same for all spellings of the path of one file or folder.
+
+    Symbolic links of local paths are followed. `s3` and `s3a` are the same scheme.
+    """
+    if is_local(path):
+        return os.path.realpath(filesystem(path)[1])
+    scheme, _, inner = path.partition("://")
+    parts = [part for part in inner.split("/") if part not in ("", ".")]
+    return f"{'s3a' if scheme == 's3' else scheme}://{'/'.join(parts)}"
+
+
 def is_local(path: str) -> bool:
     """Returns whether a path is on a local file system."""
     return scheme_of(path) in ("", "file")
@@ -156,13 +168,21 @@ def leaves(path: str, depth: int = 0) -> bool:
 def make_durable(paths: Iterable[str], root: str) -> None:
     """Flushes local files and their folders up to `root` to disk, so that they survive a power cut.
 
-    A file on an object store is durable as soon as it exists.
+    A file on a store is durable as soon as it exists. The function checks that such files still exist.
 
     Raises:
-        InfrastructureError: a file or folder cannot be flushed.
+        InfrastructureError: a file is missing, or a file or folder cannot be flushed.
     """
+    names = list(paths)
+    if missing := _missing([name for name in names if not is_local(name)]):
+        raise InfrastructureError(
+            f"{missing} is missing, although it has been written: another run has probably deleted it, "
+            "because it was older than output.grace_hours and not published yet",
+            "run the job again. If this repeats, set output.grace_hours to more hours than the longest run "
+            "takes",
+        )
     top = Path(filesystem(root)[1])
-    files = [Path(filesystem(name)[1]) for name in paths if is_local(name)]
+    files = [Path(filesystem(name)[1]) for name in names if is_local(name)]
     folders = {folder for file in files for folder in file.parents if folder.is_relative_to(top)}
     try:
         for path in [*files, *sorted(folders, reverse=True)]:
@@ -171,6 +191,13 @@ def make_durable(paths: Iterable[str], root: str) -> None:
         raise InfrastructureError(
             f"cannot flush {error.filename or top} to disk: {error}", "check the disk, then rerun"
         ) from error
+
+
+def _missing(paths: Sequence[str]) -> str | None:
+    """Returns the first file that is not on its store; None if all are there. Lists each folder once."""
+    folders = {path.rpartition("/")[0] for path in paths}
+    there = {info.path for folder in folders for info in list_files(folder) if info.is_file}
+    return next((path for path in paths if filesystem(path)[1] not in there), None)
 
 
 def flush(path: Path) -> None:

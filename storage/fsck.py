@@ -7,19 +7,20 @@ logs, or files of earlier releases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from conf.errors import DataError
 from storage import file_io, format_versions
-from storage.file_digests import damaged_file, digest_of_file, job_of, partition_of
+from storage.file_digests import BUILD_FEATURES, damaged_file, digest_of_file, job_of, partition_of
 from storage.manifest import MANIFEST_NAME, FileEntry, Manifest, load_manifest
 from storage.migration import partition_of_manifest, survey
 from storage.paths import LakePaths, Partition
 
 _THREADS = 8
 _WORKFLOW = "workflow"
+_OF_RUN_DATES = ("users", "items", "item_titles", "datasets")  # the other tables have days of logs
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
     known = survey(lake)
     damages = [_of_json(lake, error) for error in known.problems]
     findings = Findings()
-    fitted_on: dict[str, str] = {}
+    builds: list[_Build] = []
     for file in known.files:
         if file.kind is not format_versions.MANIFEST:
             continue
@@ -87,32 +88,79 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
             damages.append(_of_json(lake, error, partition))
             continue
         damages += check_partition(partition, manifest)
-        if partition.table == lake.datasets.name:
-            fitted_on.setdefault(str(manifest.facts.get("workflow_version")), partition.dt)
+        if partition.table == lake.datasets.name and (build := _Build.of(manifest)) is not None:
+            builds.append(build)
         findings.partitions += 1
         findings.files += sum(1 for entry in manifest.files if entry.digest)
         findings.bytes += sum(entry.bytes for entry in manifest.files if entry.digest)
         findings.unverified += sum(1 for entry in manifest.files if not entry.digest)
         progress(findings)
-    damages = [_with_date_of_fit(damage, fitted_on) for damage in damages]
+    damages = [_with_run(damage, builds) for damage in damages]
     findings.damages = tuple(sorted(damages, key=lambda one: (one.table, one.date, one.path)))
     return findings
 
 
-def _with_date_of_fit(damage: Damage, fitted_on: Mapping[str, str]) -> Damage:
-    """Returns the damage.
+@dataclass(frozen=True)
+class _Build:
+    """A run of build_features, from the manifest of its dataset.
 
-    If the damage is in a table of a workflow version, its remedy is replaced by one that names the run that
-    fitted this version.
-
-    Args:
-        damage: the damage.
-        fitted_on: maps each workflow version to the first run date whose dataset has this version.
+    Attributes:
+        run_date: the run date.
+        version: the workflow version.
+        mode: what the run did: `fit`, `extend` or `apply`.
+        days: the days whose features the dataset has.
     """
-    kind, _, version = damage.table.partition("/")
-    if kind != _WORKFLOW or version not in fitted_on:
+
+    run_date: str
+    version: str
+    mode: str
+    days: frozenset[str]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> _Build | None:
+        """Returns the run that published a dataset; None if its manifest lacks a value."""
+        facts = manifest.facts
+        try:
+            days = {str(member["dt"]) for members in facts["splits"].values() for member in members}
+            return cls(
+                manifest.partition, str(facts["workflow_version"]), str(facts["mode"]), frozenset(days)
+            )
+        except (KeyError, TypeError, AttributeError):
+            return None
+
+
+def _with_run(damage: Damage, builds: Sequence[_Build]) -> Damage:
+    """Returns the damage. If build_features writes its table, the remedy is the command of the right run.
+
+    A run with another run date, or another mode, would not write the damaged file again: it would have
+    another workflow version, or other days.
+    """
+    if not damage.table or job_of(damage.table) != BUILD_FEATURES:
         return damage
-    return replace(damage, remedy=f"run build_features for {fitted_on[version]} again")
+    build = _run_that_writes(damage.table, damage.date, builds)
+    if build is None:
+        return damage
+    command = f"{BUILD_FEATURES} --run-date {build.run_date} --set workflow.mode={build.mode}"
+    return replace(damage, remedy=f"run `{command}` again, with the configuration of the lake")
+
+
+def _run_that_writes(table: str, date: str, builds: Sequence[_Build]) -> _Build | None:
+    """Returns the newest run of build_features that writes a date of a table; None if no dataset is there."""
+    kind, version = (*table.split("/"), "")[:2]
+    versions = {build.version for build in builds}
+    of_version = [build for build in builds if build.version == version] if version in versions else builds
+    fits = [build for build in of_version if build.mode != "apply"]
+    if kind == _WORKFLOW:
+        wanted = [fits or of_version]
+    elif kind in _OF_RUN_DATES:
+        on_date = [build for build in builds if build.run_date == date]
+        wanted = [[build for build in on_date if build in of_version], on_date]
+    else:
+        # A run also reads days before those of its dataset, for example for histories. So if no dataset has
+        # the day, the first run after it comes closest.
+        later = sorted((build for build in builds if build.run_date >= date), key=lambda one: one.run_date)
+        wanted = [[one for one in of_version if date in one.days], later[:1], of_version]
+    return next((max(found, key=lambda one: one.run_date) for found in wanted if found), None)
 
 
 def check_partition(partition: Partition, manifest: Manifest) -> list[Damage]:

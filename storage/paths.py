@@ -42,6 +42,7 @@ runs/dt=…                       one run record for each attempt at a job (repo
 spark-events/                   Spark's event logs, for Spark's history server
 erasures/                       records of erased users, and users.json: salted digests of their ids
 reports/, logs/                 HTML reports; logs of stages, and stack traces
+leases/                         leases of running jobs (storage/leases.py)
 mlflow.db                       MLflow's store (only in a local lake)
 
 The folder of a partition (`<table>/dt=…`) contains the manifest. On a local file system it also contains one
@@ -61,6 +62,51 @@ from storage.lineage import NOT_RECORDED, LineageRecorder
 
 DATA = "_data"
 _UP = "../"
+
+# All folders that jobs write below the root of a lake.
+FOLDERS = frozenset(
+    {
+        "raw",
+        "quarantine",
+        "copies",
+        "typed",
+        "prepared",
+        "value_counts",
+        "last_clicks",
+        "last_values",
+        "profiles",
+        "quality",
+        "workflow",
+        "features",
+        "users",
+        "items",
+        "item_titles",
+        "datasets",
+        "models",
+        "candidates",
+        "candidate_items",
+        "item_vectors",
+        "recommendations",
+        "scores",
+        "evaluations",
+        "gate_items",
+        "blend_items",
+        "experiment_items",
+        "measures",
+        "experiments",
+        "comparisons",
+        "list_changes",
+        "deliveries",
+        "checkpoints",
+        "runs",
+        "spark-events",
+        "erasures",
+        "reports",
+        "logs",
+        "leases",
+        "_data",
+    }
+)
 
 
 @dataclass(frozen=True)

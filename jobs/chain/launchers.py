@@ -45,13 +45,18 @@ _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception)\b")
 class Stage:
     """A stage: one job for one day.
 
-    `overrides` are its `--set` values, and its output is written to `log`.
+    Attributes:
+        log: the local file to which the output of the job is written.
+        overrides: the `--set` values of the job.
+        remote_log: the URI to which the log is copied when the stage has ended, because the lake is not
+            local; None for a local lake.
     """
 
     job: str
     run_date: str
     log: Path
     overrides: tuple[str, ...] = ()
+    remote_log: str | None = None
 
     @property
     def name(self) -> str:
@@ -201,7 +206,8 @@ class StageError(NightrankError):
         problem = (
             f"{outcome.stage.name} ended with exit code {outcome.exit_code} ({meaning_of(outcome.exit_code)})"
         )
-        super().__init__(f"{problem}\n{excerpt}" if excerpt else problem, f"read {outcome.stage.log}")
+        log = outcome.stage.remote_log or outcome.stage.log
+        super().__init__(f"{problem}\n{excerpt}" if excerpt else problem, f"read {log}")
         self.exit_code = outcome.exit_code
         self.outcome = outcome
 

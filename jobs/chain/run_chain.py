@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, InfrastructureError, NightrankError
+from conf.errors import EXIT_CRASHED, EXIT_OK, InfrastructureError, NightrankError
 from conf.load import load_config, parse_date
-from conf.messages import counted
+from conf.messages import counted, printable_lines
 from jobs.chain.launchers import Interruptions, Launcher, Stage, StageError, StageOutcome
 from jobs.chain.steps import ChainStep, RunPlan
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
@@ -21,6 +22,7 @@ from reporting.terminal import StageProgress
 from storage import file_io
 from storage.job_summary import JobSummary
 from storage.paths import LakePaths
+from storage.private_folder import ScratchFolder
 
 
 @dataclass
@@ -45,13 +47,27 @@ class StageRunner:
         """
         for stage in stages:
             tick = partial(self.progress.tick, stage.name, stage_log=stage.log)
-            outcome = self.launcher.run(stage, self.interruptions, tick)
+            try:
+                outcome = self.launcher.run(stage, self.interruptions, tick)
+            finally:
+                self._copy_log(stage)
             self.outcomes.append(outcome)
             if outcome.exit_code != EXIT_OK:
                 code = f"exit code {outcome.exit_code}"
                 self.progress.finished(stage.name, "FAILED", outcome.seconds, code)
                 raise StageError(outcome)
             self.progress.finished(stage.name, "done", outcome.seconds, remark(outcome.summary))
+
+    def _copy_log(self, stage: Stage) -> None:
+        """Copies the log of a stage to a lake that is not local, or prints it if this fails."""
+        if stage.remote_log is None or not stage.log.exists():
+            return
+        text = stage.log.read_text(encoding="utf-8", errors="replace")
+        try:
+            file_io.replace_text(stage.remote_log, text)
+        except (OSError, NightrankError) as error:
+            problem = f"{text}\nThis log cannot be copied to {stage.remote_log}: {error}"
+            print(printable_lines(problem), file=sys.stderr, flush=True)
 
 
 def run_chain(plan: RunPlan, runner: StageRunner) -> list[StageOutcome]:
@@ -127,25 +143,31 @@ def summarize(plan: RunPlan, outcomes: Sequence[StageOutcome]) -> JobSummary:
 
 
 def stages_of(plan: RunPlan, steps: Sequence[ChainStep]) -> list[Stage]:
-    """Converts the steps of a run to stages. A stage also has the path of its log."""
+    """Converts the steps of a run to stages."""
     return [
-        Stage(step.job, step.run_date, log_path(plan.lake, plan.run_date, step.name), step.overrides)
+        stage_of(plan.lake, plan.run_date, step.name, step.job, step.run_date, step.overrides)
         for step in steps
     ]
 
 
-def log_path(lake: LakePaths, run_date: str, stage: str) -> Path:
-    """Returns the path of a stage's log: `<lake>/logs/dt=<run date>/<stage>.log`.
+def stage_of(
+    lake: LakePaths, folder: str, name: str, job: str, run_date: str, overrides: tuple[str, ...] = ()
+) -> Stage:
+    """Returns a stage whose log is `<lake>/logs/dt=<folder>/<name>.log`.
 
-    Raises:
-        ConfigError: the lake is not on this machine.
+    If the lake is not local, the output of the stage goes to a temporary file, and is copied to this path
+    when the stage has ended.
     """
-    if not file_io.is_local(lake.logs):
-        raise ConfigError(
-            f"lake={lake.root} is not a local folder, but nightly writes the logs of its stages to it",
-            "run the jobs from a scheduler that keeps logs, or set lake to a local or mounted folder",
-        )
-    return Path(lake.logs.removeprefix("file://")) / f"dt={run_date}" / f"{stage}.log"
+    path = f"{lake.logs}/dt={folder}/{name}.log"
+    if file_io.is_local(path):
+        return Stage(job, run_date, Path(path.removeprefix("file://")), overrides)
+    return Stage(job, run_date, _temporary_logs() / f"dt={folder}" / f"{name}.log", overrides, path)
+
+
+@cache
+def _temporary_logs() -> Path:
+    """Returns a folder that is deleted when the process ends."""
+    return ScratchFolder().path
 
 
 # Makes a short remark for the progress line of a stage: the most useful facts of its job summary.
@@ -339,8 +361,6 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
         check_lists(config)
     run_date = parse_date(arguments.run_date, future=arguments.future)
     plan = RunPlan(config, run_date, arguments.retrain)
-    # Before reading the lake, raise an error if it cannot store logs.
-    log_path(plan.lake, plan.run_date, "nightly")
     check_tables(config, plan.run_date)
     check_sinks(config, launcher.submission.properties_of("deliver_recommendations"))
     return summarize(plan, run_chain(plan, StageRunner(launcher, interruptions, StageProgress())))

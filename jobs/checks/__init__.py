@@ -57,7 +57,7 @@ def check_config(config: Config) -> None:
             check_retriever(config.candidates.retrieval.model)
     read_sources(config.candidates)
     read_rule_settings(config.score.rules)
-    read_sinks(config.deliver)
+    read_sinks(config.deliver, config.folders)
     _check_segments(config, feature_plan)
     _check_blend(config)
     _check_experiment(config)
@@ -332,7 +332,7 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
     rules = config.score.rules
     for attribute in rules.attributes.values() if rules else ():
         if _is_static(attribute.path):
-            of_items = attribute_table(attribute, {"lake": config.lake, "data": config.data})
+            of_items = attribute_table(attribute, config.folders)
             check_heads(typed_table(of_items)[0], files_of(of_items), SECTION, None)
 
 
@@ -350,7 +350,7 @@ def check_sinks(config: Config, profile: str) -> None:
     settings = read_properties(Path(profile))
     if settings.get("spark.submit.deployMode") == "cluster":
         return
-    check_access(config.deliver)
+    check_access(config.deliver, config.folders)
     _check_user_columns(config)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # under spark-submit, the profile is not known here
         _check_catalogues(config, {**settings, **launch_settings(os.environ)})
@@ -362,7 +362,7 @@ def _check_catalogues(config: Config, settings: Mapping[str, str]) -> None:
     Raises:
         ConfigError: the profile lacks a setting.
     """
-    for _, sink in read_sinks(config.deliver):
+    for _, sink in read_sinks(config.deliver, config.folders):
         missing = [name for name in getattr(sink, "spark_settings", ()) if name not in settings]
         if missing:
             raise ConfigError(
@@ -380,7 +380,7 @@ def _check_user_columns(config: Config) -> None:
         ConfigError: there is no table of users, or it does not declare a column with the type string.
     """
     declared = {column.name: column.type for column in config.users.columns} if config.users else {}
-    for _, settings in read_sinks(config.deliver):
+    for _, settings in read_sinks(config.deliver, config.folders):
         wrong = [name for name in getattr(settings, "user_columns", []) if declared.get(name) != "string"]
         if wrong:
             raise ConfigError(

@@ -149,7 +149,7 @@ def run_starts_jvm(config: Config) -> bool:
     """Returns whether a job of a run with retraining needs a JVM on one machine without GPUs."""
     if starts_jvm(config) or cores_of_driver(config.train) is None:
         return True
-    sinks = read_settings(config.deliver)
+    sinks = read_settings(config.deliver, config.folders)
     in_process = all(works_in_process(module, settings) for module, settings in sinks)
     return not in_process or (config.keys is not None and frames_needed(config))
 

@@ -243,7 +243,7 @@ def open_failure(config: Config, run_date: str) -> Failure | None:
         )
         if failure.job in _RUN_JOBS and not is_replaced:
             log = f"{lake.logs}/dt={run_date}/{failure.job}.log"
-            if failure.remedy == NO_REMEDY and file_io.is_local(log) and file_io.exists(log):
+            if failure.remedy == NO_REMEDY and file_io.exists(log):
                 return replace(failure, remedy=f"read the job's log, {log}")
             return failure
     return None

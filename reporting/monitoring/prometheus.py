@@ -36,9 +36,6 @@ METRICS: Mapping[str, str] = {
     "nightrank_run_date_timestamp_seconds": "Midnight UTC of the run date of the last run",
     "nightrank_run_seconds": "Duration of the last run in seconds",
     "nightrank_phase_seconds": "Seconds by phase of the last run (label phase)",
-    "nightrank_rows_in": "Rows that the last run read",
-    "nightrank_rows_out": "Rows that the last run published",
-    "nightrank_rows_dropped": "Rows that the last run left out (label reason)",
     "nightrank_warnings": "Warnings of the last run",
     "nightrank_core_seconds": "Core seconds that the last run reserved",
     "nightrank_cost": "Cost of the last run, if a price is configured (label currency)",
@@ -51,7 +48,10 @@ METRICS: Mapping[str, str] = {
     "nightrank_spark_output_bytes": "Bytes that Spark wrote to storage in the last run",
     "nightrank_spark_shuffle_write_bytes": "Bytes that the last run wrote to shuffles",
     "nightrank_spark_spilled_bytes": "Bytes that the last run wrote to disk because memory was short",
-    # Only a successful run replaces these two metrics.
+    # Only a successful run replaces these metrics. A failed run would set the rows to 0.
+    "nightrank_rows_in": "Rows that the last successful run read",
+    "nightrank_rows_out": "Rows that the last successful run published",
+    "nightrank_rows_dropped": "Rows that the last successful run left out (label reason)",
     "nightrank_last_success_timestamp_seconds": "When the last successful run ended, in seconds since 1970",
     "nightrank_last_success_date_timestamp_seconds": "Midnight UTC of the run date of the last "
     "successful run",
@@ -132,6 +132,10 @@ def _success_samples(record: RunRecord) -> Iterator[Sample]:
     """Yields the samples that only a successful run replaces."""
     if not record.failed:
         labels = {"config": record.config, "nightrank_job": record.job}
+        yield "nightrank_rows_in", labels, record.rows_in
+        yield "nightrank_rows_out", labels, record.rows_out
+        for reason, rows in record.dropped.items():
+            yield "nightrank_rows_dropped", {**labels, "reason": reason}, rows
         yield "nightrank_last_success_timestamp_seconds", labels, _at(record.ended_at)
         yield "nightrank_last_success_date_timestamp_seconds", labels, _midnight(record.run_date)
 
@@ -146,10 +150,6 @@ def _run_samples(record: RunRecord) -> Iterator[Sample]:
     yield "nightrank_run_seconds", labels, record.seconds
     for phase, seconds in record.phases.items():
         yield "nightrank_phase_seconds", {**labels, "phase": phase}, seconds
-    yield "nightrank_rows_in", labels, record.rows_in
-    yield "nightrank_rows_out", labels, record.rows_out
-    for reason, rows in record.dropped.items():
-        yield "nightrank_rows_dropped", {**labels, "reason": reason}, rows
     yield "nightrank_warnings", labels, record.warning_count
     yield "nightrank_core_seconds", labels, record.core_s
     if record.cost is not None:

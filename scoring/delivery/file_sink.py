@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from conf.errors import InfrastructureError
 from conf.messages import counted
-from conf.names import LakeRoot
+from conf.names import NewFolder
 from conf.types import PositiveInt, SinkSettings
 from scoring.delivery.published_lists import EraseRequest, PublishedLists
 from storage import file_io
@@ -38,24 +38,19 @@ from storage.remove import delete_leftovers
 class FileSinkSettings(SinkSettings):
     """The keys of every sink that writes text files."""
 
-    path: LakeRoot = Field(description="Folder of the lists: a local path or a URI.")
+    path: NewFolder = Field(
+        description="Folder of the lists: a local path or a URI. `{lake}` and `{data}` are replaced by the "
+        "values of these keys. The folder must not be a table of the lake, or the folder of another sink."
+    )
     compression: Literal["none", "gzip"] = Field(
         default="gzip", description="Compression of the files. `none`: plain text. `gzip`: gzip files."
     )
     users_per_file: PositiveInt = Field(default=1_000_000, description="Largest number of users in a file.")
 
-    @field_validator("path")
-    @classmethod
-    def _has_a_folder_above(cls, path: str) -> str:
-        scheme, _, inner = path.rpartition("://")
-        parts = inner.rstrip("/").split("/")
-        bucket = scheme not in ("", "file")
-        if parts[-1] in ("", ".", "..") or ".." in parts or (bucket and len(parts) < 2):
-            raise ValueError(
-                f"{path!r} must end with the name of a folder, without `..`, and be below a bucket: "
-                "data files are stored next to that folder, in _data"
-            )
-        return path
+
+def folders_of(sink: FileSinkSettings) -> list[str]:
+    """Returns the folder of the sink."""
+    return [sink.path]
 
 
 @dataclass(frozen=True)

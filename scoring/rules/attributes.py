@@ -148,9 +148,7 @@ def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]
     """
     config = context.config
     rules = config.score.rules
-    request = rules_request(
-        rules, config.score.k, context.run_date, {"lake": config.lake, "data": config.data}
-    )
+    request = rules_request(rules, config.score.k, context.run_date, config.folders)
     if request is None:
         return None, {}
     tables = {name: table for rule in request.rules for name, table in rule.attributes}

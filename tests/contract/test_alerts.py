@@ -7,6 +7,7 @@ labels with which a Prometheus server stores what it scrapes.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -20,8 +21,9 @@ from typing import Any
 import pytest
 import yaml
 
+from conf.types import Watch
 from local_airflow.home import free_port
-from reporting.monitoring.prometheus import run_text
+from reporting.monitoring.prometheus import expose, run_text
 from reporting.monitoring.run_record import RunRecord
 from tests.etl.lakes.servers import process
 
@@ -196,6 +198,34 @@ def test_a_good_month_fires_nothing(promtool: str, tmp_path: Path) -> None:
 def test_a_rule_fires_on_what_it_is_for(promtool: str, tmp_path: Path, alert: str) -> None:
     changed, labels = BAD[alert]
     passes(promtool, tmp_path, month(GOOD | changed, {alert: labels}))
+
+
+@pytest.mark.parametrize(
+    "last, alerts",
+    [
+        ([None], []),
+        ([None] * 5, []),
+        ([600.0], ["NightrankListsShrank"]),
+        ([None, 600.0], ["NightrankListsShrank"]),
+    ],
+)
+def test_lists_of_a_failed_run_have_not_shrunk(
+    promtool: str, tmp_path: Path, last: list[float | None], alerts: list[str]
+) -> None:
+    """`last` has the rows of the last days; None for a day on which score_daily failed."""
+    values = []
+    for rows in [1000.0, *last]:
+        exit_code, rows_out = (4, 0) if rows is None else (0, int(rows))
+        began, ended = "2026-01-09T03:00:00Z", "2026-01-09T03:05:00Z"
+        run = RunRecord(
+            "r", "score_daily", "shop", "2026-01-08", began, ended, 300.0, exit_code, rows_out=rows_out
+        )
+        expose(run, Watch(textfile_folder=str(tmp_path)))
+        exported = "".join(path.read_text() for path in tmp_path.glob("*.prom"))
+        (value,) = re.findall(r"^nightrank_rows_out{.*} (.+)$", exported, re.MULTILINE)
+        values.append(float(value))
+    series = GOOD | {ROWS_OUT: steady(1000, *values[1:])}
+    passes(promtool, tmp_path, month(series, dict.fromkeys(alerts, OF_JOB)))
 
 
 @pytest.mark.parametrize("source", SOURCES[1:])

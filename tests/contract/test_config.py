@@ -114,6 +114,10 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("split", "by", to="week"), r"split\.by='week'"),
         (_changed("split", "train", to=1.5), r"split\.train=1\.5"),
         (
+            _changed("log", "path", to="{datas}/{lake}/{date:%Y%m%d}.tsv"),
+            r"contains \{datas\}, but only \{lake\}, \{data\} and \{date\} are replaced",
+        ),
+        (
             _changed("split", to={"by": "fraction", "train": 0.9, "validation": 0.1}),
             r"leaves no rows for test",
         ),
@@ -234,6 +238,10 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("quality", to={"new_value_rate_stop": 1.5}), r"quality\.new_value_rate_stop=1\.5"),
         (
             _changed("quality", to={"exempt": ["I9"]}),
+            r"quality\.exempt names columns that do not exist: \['I9'\]",
+        ),
+        (
+            {**_changed("quality", to={"exempt": ["I9"]}), "prepare": [{"dropna": {"columns": ["I1"]}}]},
             r"quality\.exempt names columns that do not exist: \['I9'\]",
         ),
         ({key: value for key, value in SMALL.items() if key != "model"}, r"model is missing"),

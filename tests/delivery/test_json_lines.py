@@ -251,7 +251,7 @@ JDBC = {
 )
 def test_a_sink_that_cannot_be_meant_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, ConfigError), match=message):
-        read_settings(Deliver.model_validate({"sinks": [{**JDBC, **changed}]}))
+        read_settings(Deliver.model_validate({"sinks": [{**JDBC, **changed}]}), {})
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_path_without_a_folder_beside_it_is_refused(path: str) -> None:
         json_lines.Settings.model_validate({"kind": "json_lines", "name": "files", "path": path})
 
 
-@pytest.mark.parametrize("path", ["lists", "./lists/", "file:///lists", "s3a://bucket/lists", "{lake}/lists"])
+@pytest.mark.parametrize("path", ["lists", "./lists/", "file:///lists", "s3a://bucket/lists"])
 def test_data_files_lie_beside_the_last_folder(path: str) -> None:
     sink = json_lines.Settings.model_validate({"kind": "json_lines", "name": "files", "path": path})
     partition = Partition(sink.name, RUN_DATE, f"{sink.path.rstrip('/')}/dt={RUN_DATE}")

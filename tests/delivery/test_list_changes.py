@@ -161,6 +161,19 @@ def test_small_and_large_lists_are_published_alike(
     assert len(published[0][0]) > 100
 
 
+def test_lists_of_other_code_are_delivered_again(
+    runs: PublishedRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sinks compare the digest of the lists, so it must differ after an upgrade that may change lists."""
+    partition, digests = runs.lake.recommendations.partition(DAY_AFTER), []
+    for code in (None, None, "of another release"):
+        if code is not None:
+            monkeypatch.setattr(score_stage, "code_version", lambda *_: "of another release")
+        score_daily(runs.job(DAY_AFTER, score=score_section(stop={"max_cold_share": 1.0})))
+        digests.append(read_manifest(partition).digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
 def _bins(lists: pd.DataFrame) -> Counter[int]:
     """Keys of bins by Python's own frexp: 16 parts of every power of two."""
     actual: Counter[int] = Counter()

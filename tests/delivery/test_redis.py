@@ -541,7 +541,7 @@ def test_a_server_without_memory_keeps_the_served_lists(
 def test_a_setting_that_cannot_be_meant_is_refused(changed: dict[str, Any], message: str) -> None:
     values = {"kind": "redis", "name": "app", "url": "redis://h:6379/0", **changed}
     with pytest.raises((ValueError, ConfigError), match=message) as refused:
-        read_settings(Deliver.model_validate({"sinks": [values]}))
+        read_settings(Deliver.model_validate({"sinks": [values]}), {})
     if "hidden" in str(changed):
         assert isinstance(refused.value, ValueError)
 

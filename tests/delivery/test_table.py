@@ -292,7 +292,7 @@ SINK = {"kind": "table", "name": "warehouse"}
 )
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_settings(Deliver.model_validate({"sinks": [{**SINK, **settings}]}))
+        read_settings(Deliver.model_validate({"sinks": [{**SINK, **settings}]}), {})
 
 
 @pytest.mark.parametrize(
@@ -317,6 +317,6 @@ def test_check_names_the_missing_settings_of_a_catalogue(
 
 def test_only_folders_need_no_spark() -> None:
     sinks = [{**SINK, "path": "x"}, {**SINK, "name": "ice", "table": "ice.shop.lists", "format": "iceberg"}]
-    read = read_settings(Deliver.model_validate({"sinks": sinks}))
+    read = read_settings(Deliver.model_validate({"sinks": sinks}), {})
     assert [works_in_process(module, settings) for module, settings in read] == [True, False]
     assert json.dumps([settings.path for _, settings in read]) == '["x", null]'

@@ -73,7 +73,7 @@ USES: dict[str, tuple[str, str, Use]] = {
     "sinks": (
         "jdbc",
         r"scoring\.delivery\.sinks\.jdbc",
-        lambda name: read_sinks(Deliver.model_validate({"sinks": [{"name": "s", "kind": name}]})),
+        lambda name: read_sinks(Deliver.model_validate({"sinks": [{"name": "s", "kind": name}]}), {}),
     ),
     "readers": ("csv", r"etl\.readers\.formats\.csv", readers),
     "losses": ("bce", r"training\.losses\.bce", losses),
@@ -100,7 +100,7 @@ def test_packages_are_read_once_and_only_for_unknown_names(scans: list[int], sit
     read_settings(ModelConfig.model_validate({"architecture": "dlrm"}))
     read_rule_settings(ListRules.model_validate(EXPLORATION))
     read_sources(Candidates.model_validate({"sources": [{"source": "popular"}]}))
-    read_sinks(Deliver())
+    read_sinks(Deliver(), {})
     JoinExternal(path="p", columns={"a": "int"}, format="orc")
     assert scans == []
     write_shop(site)

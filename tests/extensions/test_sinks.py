@@ -23,10 +23,10 @@ def test_one_file_adds_a_sink_to_the_checkout(add_to_checkout: AddToCheckout) ->
     (text,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     add_to_checkout(SINK, "parquet", text)
     sink = {"kind": "parquet", "name": "files", "path": "/srv/lists"}
-    ((module, settings),) = read_settings(Deliver.model_validate({"sinks": [sink]}))
+    ((module, settings),) = read_settings(Deliver.model_validate({"sinks": [sink]}), {})
     assert (settings.path, callable(module.deliver)) == ("/srv/lists", True)
     with pytest.raises(ConfigError, match=r"unknown key deliver\.sinks\.0\.parquet\.speed=3"):
-        read_settings(Deliver.model_validate({"sinks": [{**sink, "speed": 3}]}))
+        read_settings(Deliver.model_validate({"sinks": [{**sink, "speed": 3}]}), {})
     after = jsonschema.Draft7Validator(config_schema())
     values = {**SMALL, "deliver": {"sinks": [sink]}}
     assert (before.is_valid(values), after.is_valid(values)) == (False, True)

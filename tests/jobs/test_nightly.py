@@ -24,6 +24,7 @@ from reporting.monitoring.run_record import read_records
 from storage import file_io
 from storage.job_summary import JobSummary
 from storage.paths import LakePaths
+from tests.etl.lakes import servers
 from tests.reporting.report_lake import RUN_DATE, publish_facts
 
 pytestmark = pytest.mark.processes
@@ -320,6 +321,33 @@ def test_failure_shows_the_typed_error_and_where_the_log_is(
     assert "what to do: give it rows" in error
     assert "java.lang.Thread" not in error
     assert str(submit_stub.lake / f"logs/dt={RUN_DATE}/build_features.log") in error
+
+
+def test_logs_of_a_lake_on_a_store_are_copied_to_it_when_a_stage_ends(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Helm chart runs `nightly` with such lakes. The folder of its pod is lost when the pod ends."""
+    stub = SparkSubmitStub(tmp_path, isolate=True)
+    monkeypatch.setattr(launchers, "spark_submit", lambda: stub.program)
+    stub.plan({"build_features": {"said": "one\ntwo"}, "score_daily": {"exit": 3, "said": "no users"}})
+    with servers.bucket(tmp_path, "nightly"):
+        lake = "s3a://nightly/shop/lake"
+        arguments = [*stub.arguments(), "--set", f"lake={lake}"]
+        assert nightly.main(arguments) == 3
+        logs = f"{lake}/logs/dt={RUN_DATE}"
+        assert f"what to do: read {logs}/score_daily.log" in capsys.readouterr().err
+        assert file_io.read_text(f"{logs}/score_daily.log") == "no users\n"
+        assert file_io.read_text(f"{logs}/build_features.log").startswith("one\ntwo\n")
+        assert "nightly" in {record.job for record in read_records(LakePaths(lake), [RUN_DATE])}
+        monkeypatch.setattr(file_io, "replace_text", broken)
+        assert nightly.main(arguments) == 3
+        printed = capsys.readouterr().err
+        assert "one\ntwo\n" in printed
+        assert f"This log cannot be copied to {logs}/build_features.log: the store is full" in printed
+
+
+def broken(*_: str) -> None:
+    raise InfrastructureError("the store is full", "wait")
 
 
 def test_stray_spark_home_is_dropped(submit_stub: SparkSubmitStub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,12 +74,12 @@ class Copy:
             os.utime(path, ns=(0, random.getrandbits(50)))
         self.changed.clear()
 
-    def run(self, job: str) -> int:
+    def run(self, job: str, run_date: str = RUN_DATE, *overrides: str) -> int:
         """Runs a stage in this process, and returns its exit code."""
         arguments = argparse.Namespace(
             config=str(self.config),
-            overrides=[f"lake={self.root}"],
-            run_date=RUN_DATE,
+            overrides=[f"lake={self.root}", *overrides],
+            run_date=run_date,
             future=True,
             profile=None,
             wait=0.0,
@@ -128,11 +128,36 @@ def test_a_flipped_bit_is_named_and_healed(
     assert copy.run(reader) == 3
     text = capsys.readouterr().err
     assert f"{path} is damaged" in text
-    assert f"run {healers[0]} for {RUN_DATE} again" in text
+    named = f"run {healers[0]} for {RUN_DATE} again"
+    assert (named if healers[0] != "build_features" else "the command that it prints for this file") in text
     assert "Traceback" not in text
     for job in healers:
         assert copy.run(job) == 0
     assert copy.run(reader) == 0
+    assert fsck.main(["--lake", str(copy.root)]) == 0
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "features/*/dt=2026-01-01",
+        "value_counts/dt=2026-01-02",
+        "workflow/*/vocabulary",
+        f"users/*/dt={RUN_DATE}",
+    ],
+)
+def test_the_command_that_fsck_prints_heals(
+    copy: Copy, pattern: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of train days are written by the run of a later date, not by a run of their own day."""
+    (path, *_) = copy.files(f"_data/{pattern}/**/*.parquet")
+    copy.flip(path, 8 * (path.stat().st_size // 2))
+    assert fsck.main(["--lake", str(copy.root), "--repair"]) == 3
+    printed = capsys.readouterr().out
+    (command,) = re.findall(r"what to do: run `(.*)` again, with the configuration of the lake", printed)
+    job, _, run_date, _, override = command.split()
+    assert (job, run_date, override) == ("build_features", RUN_DATE, "workflow.mode=fit")
+    assert copy.run(job, run_date, override) == 0
     assert fsck.main(["--lake", str(copy.root)]) == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from conf.errors import DataError
+from conf.errors import DataError, InfrastructureError
 from jobs import fsck
 from storage import file_digests, file_io, format_versions
+from storage.dataset import Dataset, Member, publish_dataset
 from storage.file_digests import (
     digest_of_file,
     job_of,
@@ -32,7 +34,7 @@ from storage.file_digests import (
 from storage.fsck import check_lake, mark_file, repair
 from storage.manifest import MANIFEST_NAME, Manifest, current_manifest, data_files, read_manifest
 from storage.paths import LakePaths, Partition
-from storage.publish import publish, publish_rows, rows_of
+from storage.publish import publish, publish_files, publish_rows, rows_of, with_footer, write_table
 from storage.read_parquet import read_rows_of_keys, read_table, read_where, require_all_intact
 from tests.etl.lakes import servers
 
@@ -206,6 +208,48 @@ def test_fsck_names_what_is_damaged_and_the_next_run_heals_it(
     assert fsck.main(["--lake", lake.root]) == 0
 
 
+# The runs of build_features in the lake: run date, workflow version, mode, days of the features.
+BUILDS = [
+    ("2026-01-04", "w1", "fit", ["2026-01-02", "2026-01-03", "2026-01-04"]),
+    ("2026-01-05", "w1", "apply", ["2026-01-03", "2026-01-04", "2026-01-05"]),
+    ("2026-01-06", "w2", "extend", ["2026-01-04", "2026-01-05", "2026-01-06"]),
+    ("2026-01-07", "w2", "apply", ["2026-01-07"]),
+]
+
+
+@pytest.mark.parametrize(
+    "table, date, run_date, mode",
+    [
+        ("features/w1", "2026-01-02", "2026-01-04", "fit"),
+        ("features/w1", "2026-01-04", "2026-01-05", "apply"),
+        ("features/w2", "2026-01-04", "2026-01-06", "extend"),
+        ("features/w0", "2026-01-05", "2026-01-06", "extend"),  # a version of an experiment
+        ("value_counts", "2026-01-03", "2026-01-05", "apply"),
+        ("last_clicks", "2026-01-01", "2026-01-04", "fit"),  # before the days of all datasets
+        ("users/w1", "2026-01-05", "2026-01-05", "apply"),
+        ("item_titles", "2026-01-06", "2026-01-06", "extend"),
+        ("workflow/w2", "vocabulary/user", "2026-01-06", "extend"),
+        ("workflow/w1", "vocabulary/user", "2026-01-04", "fit"),
+    ],
+)
+def test_fsck_names_the_run_that_writes_a_damaged_file(
+    lake: LakePaths, table: str, date: str, run_date: str, mode: str
+) -> None:
+    """Another run of build_features would have another workflow version, or other days."""
+    for built_on, version, how, days in BUILDS:
+        members = tuple(Member(day, "digest", None) for day in days)
+        publish_dataset(lake, Dataset(built_on, version, {"train": members}, how), "2026-01-08T00:00:00Z")
+    name = date if "/" in date else f"dt={date}"
+    damaged = Partition(
+        table, date.removeprefix("dt="), f"{lake.root}/{table}/{name}", f"{table}/{name}".count("/") + 1
+    )
+    publish_rows(ROWS, damaged, inputs=INPUTS, row_group_rows=900)
+    flip(file_of(damaged, 0), 3001)
+    [damage] = check_lake(lake).damages
+    command = f"build_features --run-date {run_date} --set workflow.mode={mode}"
+    assert damage.remedy == f"run `{command}` again, with the configuration of the lake"
+
+
 def test_fsck_names_missing_and_short_files(lake: LakePaths, partition: Partition) -> None:
     os.unlink(file_of(partition, 0))
     os.truncate(file_of(partition, 1), 100)
@@ -282,3 +326,19 @@ def test_a_file_that_no_manifest_names_is_not_compared(partition: Partition) -> 
     flip(path, 3)
     file_digests._entries.clear()
     require_all_intact([path])
+
+
+@pytest.mark.processes
+def test_files_of_a_store_that_another_run_has_deleted_are_not_published(tmp_path: Path) -> None:
+    """With a short output.grace_hours, a run deletes files that another one is about to publish."""
+    with servers.bucket(tmp_path, "overlap"):
+        partition = LakePaths("s3a://overlap/lake").recommendations.partition(DAY)
+        written = write_table(ROWS, partition, 300)
+        footers = [with_footer(partition.file(name)).rpartition("#")[2] for name in written]
+        time.sleep(1.1)  # times of files have whole seconds
+        other = publish_rows(ROWS, partition, inputs={"run": "b"}, row_group_rows=900, grace_hours=0)
+        files = {f"{name}#{footer}": None for name, footer in zip(written, footers, strict=True)}
+        with pytest.raises(InfrastructureError, match=r"is missing, although .*\n.*run the job again"):
+            publish_files(partition, files, inputs={"run": "a"}, expected_rows=900)
+        assert read_manifest(partition) == other
+        assert read_table(partition, other).equals(ROWS)

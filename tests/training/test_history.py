@@ -53,6 +53,10 @@ def trained(lake: LakePaths, version: str, parent: str | None) -> None:
     )
 
 
+def delete(lake: LakePaths, version: str) -> None:
+    Path(f"{model_path(lake, NAME, version)}/model.json").unlink()
+
+
 def decide(lake: LakePaths, run_date: str, challenger: str, *, promoted: bool = True) -> None:
     before = champion_as_of(lake, NAME, run_date, before=True)
     after = challenger if promoted else before
@@ -189,6 +193,28 @@ def test_a_pin_is_released_on_the_date_of_a_promotion_that_was_withdrawn(lake: L
     released = release(lake, NAME, request(4))
     assert released is not None
     assert serving(lake) == "123111"
+
+
+def test_a_rollback_leaves_out_champions_whose_files_are_deleted(lake: LakePaths) -> None:
+    """`prune` keeps one champion before each that serves, so several rollbacks can reach a deleted model."""
+    delete(lake, "v3aaaa")
+    first = roll_back(lake, NAME, request(5))
+    assert first is not None
+    assert (first.champion, first.withdrawn) == ("v2aaaa", ("v3aaaa", "v4aaaa"))
+    delete(lake, "v1aaaa")
+    for version in (None, "v1aaaa"):
+        with pytest.raises(DataError, match=r"v1aaaa.* deleted or damaged[\s\S]*--pin.*: v2aaaa, v4aaaa"):
+            roll_back(lake, NAME, request(6, version))
+    assert serving(lake) == "123422"
+
+
+def test_a_pin_after_a_rollback_can_be_rolled_back_on_the_same_date(lake: LakePaths) -> None:
+    roll_back(lake, NAME, request(5))
+    pin(lake, NAME, request(5, "v4aaaa"))
+    again = roll_back(lake, NAME, request(5))
+    assert again is not None
+    assert serving(lake) == "123433"
+    assert roll_back(lake, NAME, request(5)) is None
 
 
 def test_pinning_a_withdrawn_version_makes_it_count_again(lake: LakePaths) -> None:

@@ -47,14 +47,15 @@ class OverrideRequest:
 def roll_back(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None:
     """Withdraws all champions that came after `request.version`, so that this version serves again.
 
-    If the request names no version, the previous champion serves again.
+    If the request names no version, the newest earlier champion whose files are complete serves again.
 
     Returns:
         The recorded override; None if nothing changes. Nothing changes if `request.version` already serves,
-        or if the request names no version and the run date already has a rollback.
+        or if the request names no version and the newest override of the run date is a rollback.
 
     Raises:
-        DataError: there is no earlier champion, or `request.version` has never been champion.
+        DataError: there is no earlier champion with complete files, `request.version` has never been
+            champion, or its files are not complete.
     """
     return _alone(_roll_back, lake, name, request)
 
@@ -70,18 +71,27 @@ def _roll_back(lake: LakePaths, name: str, request: OverrideRequest) -> Override
     served = [version for _, version in state.champions]
     if request.version is None:
         overrides = _overrides_of_date(lake, name, request.run_date)
-        if any(override.action == "rollback" for override in overrides):
+        if overrides and overrides[-1].action == "rollback":
             return None
-        target = next((version for version in reversed(served) if version != current), None)
+        earlier = dict.fromkeys(version for version in reversed(served) if version != current)
+        target = next((one for one in earlier if is_complete(versions.model_path(lake, name, one))), None)
         if target is None:
+            deleted = f": the files of {', '.join(earlier)} are deleted or damaged" if earlier else ""
             raise DataError(
-                f"{name} has no earlier champion that could serve again instead of {current}",
-                "train another model (train_model, evaluate_model), or pin a version with --pin",
+                f"{name} has no earlier champion that could serve again instead of {current}{deleted}",
+                "train another model (train_model, evaluate_model), or pin a version with --pin. Complete "
+                f"versions: {_listed(lake, name)}",
             )
     else:
         target = _full_version(request.version, served, f"champions up to {request.run_date}")
         if target == current:
             return None
+        if not is_complete(versions.model_path(lake, name, target)):
+            raise DataError(
+                f"{target} cannot serve again, because its files are deleted or damaged",
+                f"roll back to another champion, or pin a version with --pin. Complete versions: "
+                f"{_listed(lake, name)}",
+            )
     last = max(index for index, version in enumerate(served) if version == target)
     withdrawn = {*served[last + 1 :], current}
     return _record(lake, name, request, "rollback", target, tuple(sorted(withdrawn)))
@@ -184,6 +194,10 @@ def _overrides_of_date(lake: LakePaths, name: str, run_date: str) -> list[Overri
 def _complete_versions(lake: LakePaths, name: str) -> list[str]:
     folders = [info.base_name for info in file_io.list_files(lake.models(name)) if not info.is_file]
     return [version for version in folders if is_complete(versions.model_path(lake, name, version))]
+
+
+def _listed(lake: LakePaths, name: str) -> str:
+    return ", ".join(sorted(_complete_versions(lake, name))) or "none"
 
 
 def _full_version(prefix: str, candidates: list[str], what: str) -> str:

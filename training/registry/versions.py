@@ -121,14 +121,16 @@ def version_of(
 
 
 @cache
-def code_version() -> str:
+def code_version(*more: str) -> str:
     """Returns a digest of the source files of all packages that influence a trained model.
 
-    A process reads the files only once, because it keeps the code that it has imported.
+    `more` are the names of further packages. A process reads the files only once, because it keeps the code
+    that it has imported.
     """
     package = __name__.rsplit(".", 2)[0]  # `training`, or another name in nightrank's wheel
     root: Any = files(package)  # a Path, or a zipfile.Path if Spark ships the packages as a zip
-    return combined_digest(source for name in _CODE for source in source_digests(root.parent / name, name))
+    names = (*_CODE, *more)
+    return combined_digest(source for name in names for source in source_digests(root.parent / name, name))
 
 
 def model_path(lake: LakePaths, name: str, version: str) -> str:

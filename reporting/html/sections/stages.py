@@ -35,8 +35,8 @@ class StageTime:
 def read_stage_times(lake: LakePaths, run_date: str, config: str) -> list[StageTime]:
     """Returns the durations of the successful stages of a run, in the order in which the stages ended.
 
-    The durations come from the logs that `nightly` writes. If a scheduler stores the logs elsewhere, they
-    come from the last successful run record of each job of this configuration.
+    The durations come from the logs that `nightly` writes. If the lake is not local, or if a scheduler stores
+    the logs elsewhere, they come from the last successful run record of each job of this configuration.
     """
     return _of_logs(lake, run_date) or [
         StageTime(record.job, record.seconds, record.phases)

@@ -20,7 +20,14 @@ from pydantic import Field, field_validator
 
 from conf.errors import ConfigError
 from etl.latest.item_titles import IMAGE, TITLE
-from scoring.delivery.file_sink import Files, FileSinkSettings, ListRecord, erase_records, publish_files
+from scoring.delivery.file_sink import (
+    Files,
+    FileSinkSettings,
+    ListRecord,
+    erase_records,
+    folders_of,
+    publish_files,
+)
 from scoring.delivery.published_lists import (
     Delivered,
     Erased,
@@ -37,6 +44,7 @@ from storage.file_digests import new_file
 from storage.publish import map_files, own_path
 
 IN_PROCESS = True
+places = folders_of
 
 _ENDINGS = {"none": ".csv", "gzip": ".csv.gz"}
 _MARK = "\ufeff"

@@ -122,6 +122,11 @@ def check(sink: Settings) -> None:
         )
 
 
+def places(sink: Settings) -> list[str]:
+    """Returns the table of the sink, with the address of its database."""
+    return [f"{sink.url.partition('?')[0].rstrip('/')} {sink.table}"]
+
+
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     """Replaces the rows of the lists' date in the sink's table, and deletes rows of old dates.
 

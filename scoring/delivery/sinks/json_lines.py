@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from conf.lazy_imports import F
-from scoring.delivery.file_sink import Files, FileSinkSettings, ListRecord, erase_records, publish_files
+from scoring.delivery.file_sink import (
+    Files,
+    FileSinkSettings,
+    ListRecord,
+    erase_records,
+    folders_of,
+    publish_files,
+)
 from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, PublishedLists
 from scoring.requests import VARIANT
 from storage import file_io
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 IN_PROCESS = True
+places = folders_of
 
 _ENDINGS = {"none": ".json", "gzip": ".json.gz"}
 _ENTRY = ("item_id", "position", "score", "reason")

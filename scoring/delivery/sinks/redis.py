@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -85,6 +86,12 @@ class Settings(SinkSettings):
 def check(sink: Settings) -> None:
     """Raises ConfigError if the sink's credentials or its file of certificates cannot be read."""
     _address(sink)
+
+
+def places(sink: Settings) -> list[str]:
+    """Returns the keys of the sink, as the address of their server and their prefix."""
+    parts = urlsplit(sink.url)
+    return [f"redis://{parts.hostname}:{parts.port or 6379}/{parts.path.strip('/') or 0} {sink.prefix}"]
 
 
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
-from conf.names import LakeRoot, split_table_path
+from conf.names import NewFolder, scheme_of, split_table_path
 from conf.types import PositiveInt, SinkSettings
 from scoring.delivery.dated_tables import CatalogueTable, DayRows, DeltaFolder
 from scoring.delivery.published_lists import (
@@ -48,10 +48,11 @@ class Settings(SinkSettings):
         description="Format of the tables. `delta`: Delta Lake. `iceberg`: Apache Iceberg; it needs `table`, "
         "and therefore Spark.",
     )
-    path: LakeRoot | None = Field(
+    path: NewFolder | None = Field(
         default=None,
-        description="Folder of the Delta table with the lists: a local path or a URI of S3. It needs neither "
-        "a catalogue nor Spark. Either `path` or `table` must be set.",
+        description="Folder of the Delta table with the lists: a local path or a URI of S3. `{lake}` "
+        "and `{data}` are replaced by the values of these keys. It needs neither a catalogue nor Spark. "
+        "Either `path` or `table` must be set.",
     )
     table: str | None = Field(
         default=None,
@@ -72,18 +73,9 @@ class Settings(SinkSettings):
 
     @field_validator("path")
     @classmethod
-    def _has_a_name(cls, path: str | None) -> str | None:
-        scheme, _, inner = (path or "").rpartition("://")
-        parts = inner.rstrip("/").split("/")
-        if scheme not in ("", "file", "s3a"):
+    def _is_on_a_disk_or_s3(cls, path: str | None) -> str | None:
+        if scheme_of(path or "") not in ("", "file", "s3a"):
             raise ValueError(f"{path!r} must be a local path or a URI that begins with s3a://")
-        if path is not None and (
-            parts[-1] in ("", ".", "..") or ".." in parts or (scheme not in ("", "file") and len(parts) < 2)
-        ):
-            raise ValueError(
-                f"{path!r} must end with the name of a folder, without `..`, and be below a bucket: the "
-                "tables of features are folders next to it"
-            )
         return None if path is None else path.rstrip("/")
 
     @field_validator("table")
@@ -123,6 +115,12 @@ def _is_folder(sink: Settings) -> bool:
 
 
 IN_PROCESS = _is_folder
+
+
+def places(sink: Settings) -> list[str]:
+    """Returns the tables of the sink."""
+    prefix = "" if sink.path is not None else "table://"
+    return [f"{prefix}{_target(sink)}{suffix}" for suffix in ("", *(f"_{name}" for name in sink.features))]
 
 
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:

@@ -445,7 +445,7 @@ def test_sinks_are_emptied_and_a_sink_that_cannot_is_named(
     schema = (("line", "json"),)
     replace_manifest(partition, Manifest("app", RUN_DATE, (entry,), schema, inputs, 4, facts=facts))
     sink = {"kind": "json_lines", "name": "app", "path": str(folder), "compression": "none"}
-    [known] = read_settings(Deliver.model_validate({"sinks": [sink]}))
+    [known] = read_settings(Deliver.model_validate({"sinks": [sink]}), {})
     other = (SimpleNamespace(), SimpleNamespace(name="other", kind="other"))
     monkeypatch.setattr(erase_user, "read_settings", lambda _: [known, other])
     _erase(config, [USER])

@@ -94,11 +94,12 @@ def test_a_run_without_session_and_price_leaves_those_metrics_out() -> None:
 def test_a_failed_run_replaces_the_last_run_and_leaves_the_last_success(tmp_path: Path) -> None:
     watch = Watch(textfile_folder=str(tmp_path))
     expose(record(), watch)
-    expose(record(exit_code=4, ended_at="2026-01-10T03:00:00Z"), watch)
+    expose(record(exit_code=4, ended_at="2026-01-10T03:00:00Z", rows_in=0, rows_out=0, dropped={}), watch)
     files = {path.name for path in tmp_path.iterdir()}
     assert files == {"nightrank_shop_score_daily.prom", "nightrank_shop_score_daily.success.prom"}
     samples = parsed("".join(path.read_text() for path in tmp_path.iterdir()))
     assert samples["nightrank_run_success", ""] == 0
+    assert samples["nightrank_rows_out", ""] == 9
     assert samples["nightrank_last_success_timestamp_seconds", ""] == 1767927900
 
 
