@@ -14,7 +14,9 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.types import Config
 from etl.workflow import fitted_workflow
+from jobs import score_daily as score_stage
 from jobs.build_candidates import run as build_candidates
+from jobs.deliver_recommendations import run as deliver_recommendations
 from jobs.evaluate_model import run as evaluate_model
 from jobs.measure_recommendations import run as measure_recommendations
 from jobs.score_daily import run as score_daily
@@ -41,7 +43,7 @@ from tests.scoring.scoring_lake import (
     write_table,
 )
 from training.registry import mlflow_mirror
-from training.registry.versions import champion_as_of
+from training.registry.versions import ChampionDecision, champion_as_of, record_decision
 
 
 def _table(name: str, **types: str) -> dict[str, Any]:
@@ -241,6 +243,45 @@ def test_this_process_compares_lists_of_any_size(
     few, many = results
     assert few[1]["before"] == RUN_DATE
     assert many == few
+
+
+def test_sinks_receive_the_lists_that_other_code_makes_from_equal_inputs(
+    tmp_path: Path, reference: ReferenceScores, without_workflow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = {"kind": "csv", "name": "mail", "path": str(tmp_path / "mail")}
+    publish_lake(tmp_path / "lake", reference)
+    context = RunContext("test", make_config(tmp_path / "lake", deliver={"sinks": [sink]}), RUN_DATE)
+    partition = context.lake.recommendations.partition(RUN_DATE)
+    record_decision(context.lake, "toy", RUN_DATE, ChampionDecision("m1", None, True, "m1", "the first"))
+    build_candidates(context)
+
+    def deliver() -> str:
+        """Makes and delivers lists, and compares the delivered file with them. Returns its path."""
+        score_daily(context)
+        manifest = read_manifest(partition)
+        deliver_recommendations(context)
+        mail = Partition("mail", RUN_DATE, f"{sink['path']}/dt={RUN_DATE}")
+        (file,) = data_files(mail, read_manifest(mail))
+        columns = ["user_id", "position", "item_id"]
+        actual = pd.read_csv(file, dtype=str)[columns].itertuples(index=False, name=None)
+        expected = rows(partition, manifest, columns[:2])
+        assert sorted(actual) == sorted(tuple(str(row[name]) for name in columns) for row in expected)
+        assert len(expected) > 100
+        return file
+
+    first = deliver()
+    assert deliver() == first
+
+    score = score_stage._score
+
+    def score_backwards(*words: Any) -> Any:
+        lists: Any = score(*words)
+        item = lists.column_names.index("item_id")
+        return lists.set_column(item, "item_id", lists["item_id"].take(list(range(len(lists)))[::-1]))
+
+    monkeypatch.setattr(score_stage, "_score", score_backwards)
+    monkeypatch.setattr(score_stage, "code_version", lambda *_: "the code of another release")
+    assert deliver() != first
 
 
 def test_a_damaged_file_is_named(tmp_path: Path, reference: ReferenceScores, without_workflow: None) -> None:
