@@ -197,7 +197,6 @@ def _log_of_one_row(folder: Path) -> Path:
     "text, problem",
     [
         ("who,what,place\nu,1,1\n", r"has no columns \['at'\]"),
-        ("", "has no columns"),
         ("who,what,place,at\nu,1,1\n", "line 2 has 3 fields"),
     ],
 )

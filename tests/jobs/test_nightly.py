@@ -362,7 +362,6 @@ def test_stray_spark_home_is_dropped(submit_stub: SparkSubmitStub, monkeypatch: 
         (["--set", "no_such_key=1"], "no_such_key"),
         (["--profile", "missing.conf"], "missing.conf"),
         (["--run-date", "2026-1-8"], "2026-1-8"),
-        (["--set", "lake=s3://bucket/lake"], "s3://bucket/lake"),
     ],
 )
 def test_bad_arguments_end_in_2_before_anything_runs(

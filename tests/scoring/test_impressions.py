@@ -262,7 +262,7 @@ def test_without_optional_columns_neither_variant_nor_version_is_compared(
             "csv",
             "line 3 has 4 fields separated by \",\", but must have 3: 'u,i,1,2'",
         ),
-        ("csv", "", "csv", r"has no columns \['who', 'what', 'place'\]"),
+        ("csv", "", "csv", r"is empty \(0 bytes\)"),
         (
             "jsonl",
             '{"who": 1, "what": 2, "place": 1}\n[1]\n',

