@@ -590,7 +590,7 @@ class Config(Strict):
         return max((self.history.days or 0) if self.history else 0, of_values)
 
     @property
-    def days_without_clicks(self) -> int:
+    def uncounted_days(self) -> int:
         """Returns how many days up to the run date follow the last of `candidates.splits` (split.by=day)."""
         if self.split.by != "day" or "test" in self.candidates.splits:
             return 0
@@ -724,7 +724,7 @@ class Config(Strict):
 
     def _check_windows(self) -> None:
         """Raises ValueError if `candidates.splits` leaves out the splits of all days of a window."""
-        gap = self.days_without_clicks
+        gap = self.uncounted_days
         empty = {name: days for name, days in self.candidates.counts_days.items() if days <= gap}
         if empty:
             raise ValueError(

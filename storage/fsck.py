@@ -160,7 +160,7 @@ def _run_that_writes(table: str, date: str, builds: Sequence[_Build]) -> _Build 
         # the day, the first run after it comes closest.
         later = sorted((build for build in builds if build.run_date >= date), key=lambda one: one.run_date)
         wanted = [[one for one in of_version if date in one.days], later[:1], of_version]
-    return next((max(found, key=lambda one: one.run_date) for found in wanted if found), None)
+    return next((max(fitting, key=lambda one: one.run_date) for fitting in wanted if fitting), None)
 
 
 def check_partition(partition: Partition, manifest: Manifest) -> list[Damage]:

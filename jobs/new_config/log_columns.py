@@ -616,7 +616,7 @@ def _chosen_label(
     """Returns which rows are clicks. Asks if the rows do not show it.
 
     Args:
-        wish: `--label`; None if not given.
+        wish: the value of `--label`; None without this option.
         table: the log.
         label: which rows seem to be clicks.
         others: the columns with other roles.

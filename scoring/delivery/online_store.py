@@ -306,12 +306,12 @@ def erase_users(store: OnlineStore, client: Redis, request: EraseRequest) -> int
 
 def _attempts(store: OnlineStore, client: Redis) -> dict[str, set[int]]:
     """Returns the numbers of the existing buckets of lists and users, by the beginning of their names."""
-    found: dict[str, set[int]] = {}
+    buckets: dict[str, set[int]] = {}
     for table in _OF_USERS:
         for name in client.scan_iter(match=f"{store.prefix}:{table}:*", count=_NAMES_PER_SCAN):
             beginning, _, number = name.decode().rpartition(":")
-            found.setdefault(beginning, set()).add(int(number))
-    return found
+            buckets.setdefault(beginning, set()).add(int(number))
+    return buckets
 
 
 def _keys_by_bucket(
@@ -326,9 +326,8 @@ def _keys_by_bucket(
         users: the users.
     """
     marker = client.hget(f"{beginning}:{min(numbers)}", MARKER)
-    if (
-        not marker
-    ):  # The bucket has expired, or an earlier release wrote it: the number of buckets is unknown.
+    if not marker:
+        # The bucket has expired, or an earlier release wrote it, so the number of buckets is unknown.
         yield from ((f"{beginning}:{number}", list(users)) for number in sorted(numbers))
         return
     by_bucket: dict[int, list[str]] = {}

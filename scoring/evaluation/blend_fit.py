@@ -407,7 +407,7 @@ def counted_until(context: RunContext, dataset: Dataset) -> str:
     """
     if context.config.split.by == "day":
         last = date.fromisoformat(dataset.splits["train"][-1].dt)
-        return (last + timedelta(days=context.config.days_without_clicks)).isoformat()
+        return (last + timedelta(days=context.config.uncounted_days)).isoformat()
     rows = candidate_rows(context, dataset, list(BEFORE))
     (latest,) = records(query(f"SELECT max({EVENT_TIME}) AS latest FROM {{rows}}", rows=rows))
     instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=latest["latest"])

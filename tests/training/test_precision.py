@@ -218,7 +218,7 @@ class OneNumberPerRow(TorchDispatchMode):
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.rows = rows
-        self.found: list[str] = []
+        self.operations: list[str] = []
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: Any = (), named: dict[str, Any] | None = None
@@ -226,7 +226,7 @@ class OneNumberPerRow(TorchDispatchMode):
         result = operation(*arguments, **(named or {}))
         of_rows = isinstance(result, Tensor) and result.numel() == self.rows
         if of_rows and result.dtype == torch.bfloat16 and operation is not torch.ops.aten._to_copy.default:
-            self.found.append(str(operation))
+            self.operations.append(str(operation))
         return result
 
 
@@ -238,7 +238,7 @@ def test_no_part_of_a_logit_is_a_16_bit_number(name: str) -> None:
     inputs = random_rows(spec, rows, seed=0).tensors(length=3)
     with mixed_precision("bf16", CPU), OneNumberPerRow(rows) as recorded:
         logits = model(*inputs)
-    assert recorded.found == []
+    assert recorded.operations == []
     assert logits.dtype == torch.float32
 
 

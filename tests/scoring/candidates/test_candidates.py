@@ -83,11 +83,11 @@ def lists_of(
     """User → the candidates of one source."""
     excluded, (_, items, rows) = excluding(tables, clicked), tables
     of_users = {} if segments is None else {"segment": segments}
-    made = make_candidates(
+    candidates = make_candidates(
         Candidates.model_validate({"sources": [source]}),
         SourceTables(excluded, items, rows, RUN_DATE, of_users, store=store),
     )
-    actual = {row["user_key"]: row["candidates"] for row in records(made)}
+    actual = {row["user_key"]: row["candidates"] for row in records(candidates)}
     assert sorted(actual) == USERS
     return actual
 
@@ -478,8 +478,8 @@ def test_a_user_who_clicked_everything_and_a_catalogue_of_one_item(
     clicked = exclude(users, items, clicked_items(rows, items), [])
     sources = [{"source": "covisitation"}, {"source": "popular"}]
     config = Candidates.model_validate({"sources": sources})
-    made = make_candidates(config, SourceTables(clicked, items, rows, RUN_DATE, store=store))
-    candidate_rows = {row["user_key"]: row for row in records(made)}
+    candidates = make_candidates(config, SourceTables(clicked, items, rows, RUN_DATE, store=store))
+    candidate_rows = {row["user_key"]: row for row in records(candidates)}
     assert candidate_rows["u00"]["candidates"] == []
     for user in USERS[1:]:
         assert candidate_rows[user]["candidates"] == [0]

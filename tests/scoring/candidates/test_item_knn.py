@@ -90,13 +90,13 @@ class Inputs:
     rows: Rows
     store: VectorStore
 
-    def made(self, sources: list[dict[str, Any]], clicked: bool = False) -> dict[str, dict[str, Any]]:
+    def candidates(self, sources: list[dict[str, Any]], clicked: bool = False) -> dict[str, dict[str, Any]]:
         """User → the row of candidates of these sources, without clicked items or with them."""
         known = clicked_items(self.rows, self.items) if clicked else None
         excluded = exclude(self.users, self.items, known, [])
         tables = SourceTables(excluded, self.items, self.rows, DAYS[-1], store=self.store)
-        made = make_candidates(Candidates.model_validate({"sources": sources}), tables)
-        actual = {row["user_key"]: row for row in records(made)}
+        rows = make_candidates(Candidates.model_validate({"sources": sources}), tables)
+        actual = {row["user_key"]: row for row in records(rows)}
         assert sorted(actual) == USERS
         return actual
 
@@ -125,8 +125,8 @@ def test_lists_have_the_highest_sums_of_similarities(
 ) -> None:
     source = {"source": "item_knn", "n": n, "neighbours": neighbours}
     source |= {"clicks_per_user": clicks, "shrink": shrink}
-    made = inputs.made([source], clicked)
-    actual = {user: row["candidates"] for user, row in made.items()}
+    by_user = inputs.candidates([source], clicked)
+    actual = {user: row["candidates"] for user, row in by_user.items()}
     scores = scores_of(matrix_of(log, clicks), neighbours, shrink)
     gone = matrix_of(log, len(ITEMS)) * clicked
     for number, user in enumerate(USERS):
@@ -140,7 +140,7 @@ def test_lists_have_the_highest_sums_of_similarities(
 def test_only_clicks_of_the_window_count(log: pd.DataFrame, inputs: Inputs) -> None:
     """Users without clicks in the window get the items of the next source."""
     sources = [{"source": "item_knn", "n": 4, "window_days": 2}, {"source": "popular", "n": 2}]
-    actual = inputs.made(sources)
+    actual = inputs.candidates(sources)
     recent = log[log.features_dt >= DAYS[-2]]
     scores = scores_of(matrix_of(recent, 200), 100, 0.0)
     for number, user in enumerate(USERS):
@@ -154,4 +154,4 @@ def test_only_clicks_of_the_window_count(log: pd.DataFrame, inputs: Inputs) -> N
 @BOTH_FORMS
 def test_a_log_without_clicks_gives_empty_lists(inputs: Inputs, rows: DataFrame, as_rows: AsRows) -> None:
     shown = replace(inputs, rows=as_rows(rows.where("label = 0")))
-    assert not any(row["candidates"] for row in shown.made([{"source": "item_knn"}]).values())
+    assert not any(row["candidates"] for row in shown.candidates([{"source": "item_knn"}]).values())

@@ -152,13 +152,13 @@ def test_ease_and_item_knn_do_not_use_weights(
     users = form(spark.createDataFrame([(key,) for key in USERS], "user_key string"))
     config, numbered = Candidates.model_validate({"sources": [{**source, "n": 5}]}), form(items)
 
-    def made(log: Any) -> list[tuple[Any, ...]]:
+    def candidates_of(log: Any) -> list[tuple[Any, ...]]:
         excluded = exclude(users, numbered, clicked_items(log, numbered), [])
         tables = SourceTables(excluded, numbered, log, "2026-01-06", store=store)
         return sorted(
             tuple(row.values()) for row in records(make_candidates(config, tables, with_scores=True))
         )
 
-    with_weights, without = made(form(rows)), made(form(rows.drop("weight")))
+    with_weights, without = candidates_of(form(rows)), candidates_of(form(rows.drop("weight")))
     assert with_weights == without
     assert any(candidates for _, candidates, *_ in without)
