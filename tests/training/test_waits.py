@@ -99,6 +99,15 @@ def test_a_step_of_one_rank_waits_for_nothing(
         torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_a_step_with_lazy_adam_waits_only_for_the_distinct_rows(device: torch.device) -> None:
+    """Rows without a gradient are left out by a mask, so they cause no second wait."""
+    waits, state = run_steps(ALONE, device, {"optimizer": "lazy_adam"}, "dlrm")
+    assert waits == {"aten.nonzero.default": 1}
+    _, expected = run_steps(ALONE, CPU, {"optimizer": "lazy_adam"}, "dlrm")
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_step_of_ranks_waits_only_for_the_sizes_of_its_messages(
