@@ -59,7 +59,7 @@ MAX_EXPANSION = 200.0  # default limit of a file's decompressed bytes per compre
 
 # The allowed separators. Letters, digits, signs and quotes cannot separate values, because they are parts of
 # values.
-SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
+SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f", " ")
 
 
 def _known_separator(separator: str) -> str:

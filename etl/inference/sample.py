@@ -518,6 +518,8 @@ def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
     without_commas = [_COMMA_OF_NUMBER.sub("", line) for line in lines]
     others = [one for one in ("\t", ";", "|") if all(one in line for line in lines[:_FEW_LINES])]
     for separator in SEPARATORS:
+        if separator == " " and best is not None:
+            continue  # Times and texts contain blanks, so another separator is more likely.
         if separator == "," and others and not any("," in line for line in without_commas[:_FEW_LINES]):
             continue
         if separator == ":" and not any("::" in line for line in lines[:5]):

@@ -117,7 +117,12 @@ def _separator_remedy(header: str, table: RawTable) -> str | None:
     """
     fits = {separator: _fit(header, separator, table) for separator in SEPARATORS}
     columns, fields = fits[table.field_separator]
-    best = max(SEPARATORS, key=lambda separator: fits[separator])
+
+    def rank(separator: str) -> tuple[int, bool, bool, int]:
+        columns, fields = fits[separator]
+        return columns, fields > 1, separator != " ", fields  # names may contain blanks
+
+    best = max(SEPARATORS, key=rank)
     if fits[best][0] == columns and not (fields <= 1 < fits[best][1]):
         return None
     return (

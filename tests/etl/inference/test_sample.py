@@ -24,7 +24,7 @@ def _sample(path: Path) -> TableSample:
     return read_sample(find_table(str(path)))
 
 
-@pytest.mark.parametrize("separator", ["\t", ",", ";", "|"])
+@pytest.mark.parametrize("separator", ["\t", ",", ";", "|", " "])
 @pytest.mark.parametrize("names", [None, ("user", "item", "time")])
 def test_a_separator_and_a_header_are_recognised(
     tmp_path: Path, separator: str, names: tuple[str, ...] | None

@@ -162,7 +162,7 @@ def test_invalid_utf8_rejects_only_its_line(config: Config) -> None:
 
 @pytest.mark.parametrize("separator", SEPARATORS)
 def test_every_separator_that_is_allowed(config: Config, separator: str) -> None:
-    by_tab = "1\t1\t-2\t3\t4\t5\t0.5\tu\ti\ta b\tb\t\t9\n1\tx\n"
+    by_tab = "1\t1\t-2\t3\t4\t5\t0.5\tu\ti\ta_b\tb\t\t9\n1\tx\n"
     other = config.model_copy(update={"log": config.log.model_copy(update={"separator": separator})})
     assert _rows(other, by_tab.replace("\t", separator).encode()) == _rows(config, by_tab.encode())
 
