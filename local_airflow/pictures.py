@@ -25,10 +25,18 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 DAG = "daily_recommendations"
-# The grid of runs and the graph of tasks are two views of one page. A key in the browser's local storage
-# selects the view.
+# The grid of runs and the graph of tasks are two views of one page. Keys in the browser's local storage
+# select the view, the direction of the graph, and the share of the width that the grid gets.
+SETTINGS = {
+    f"direction-{DAG}": "DOWN",
+    "react-resizable-panels:grid-ltr": {
+        "details-panel,main-panel": {"expandToSizes": {}, "layout": [40, 60]}
+    },
+}
 VIEWS = {"airflow-grid": "grid", "airflow-graph": "graph"}
-SIZES = {"airflow-grid": (1680, 760), "airflow-graph": (2600, 620)}
+SIZES = {"airflow-grid": (1280, 720), "airflow-graph": (900, 1200)}
+_FIT = "Fit View"  # the button that makes the graph as large as its panel
+_DETAILS = "Collapse Details Panel"
 _PATIENCE_S = 60
 _SETTLED_S = 4  # the page draws the graph some time after it has received the data
 
@@ -63,11 +71,28 @@ class Page:
             time.sleep(0.5)
         time.sleep(_SETTLED_S)
 
-    def picture(self, path: Path, width: int, height: int) -> None:
-        """Writes a screenshot of `width` times `height` pixels as a PNG file."""
+    def store(self, key: str, value: Any) -> None:
+        """Writes a JSON value into the local storage of the page's address."""
+        self.evaluate(f"localStorage.setItem({json.dumps(key)}, {json.dumps(json.dumps(value))})")
+
+    def click(self, label: str) -> None:
+        """Clicks the button with this label, and waits until the page has changed.
+
+        Raises:
+            LookupError: the page has no such button.
+        """
+        button = f"document.querySelector('[aria-label={json.dumps(label)}]')"
+        if not self.evaluate(f"{button} !== null && ({button}.click(), true)"):
+            raise LookupError(f"the page has no button {label!r}")
+        time.sleep(_SETTLED_S)
+
+    def resize(self, width: int, height: int) -> None:
+        """Makes the page `width` times `height` pixels large."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        time.sleep(_SETTLED_S)
+
+    def picture(self, path: Path) -> None:
+        """Writes a screenshot as a PNG file."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 
@@ -103,10 +128,16 @@ def main(url: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with chromium() as page:
         page.visit(f"{url}/dags/{DAG}", until=DAG)
+        for key, value in SETTINGS.items():
+            page.store(key, value)
         for name, view in VIEWS.items():
-            page.evaluate(f"localStorage.setItem('default_dag_view', JSON.stringify('{view}'))")
+            page.resize(*SIZES[name])
+            page.store("default_dag_view", view)
             page.visit(f"{url}/dags/{DAG}", until="build_candidates")
-            page.picture(folder / f"{name}.png", *SIZES[name])
+            if view == "graph":
+                page.click(_DETAILS)
+                page.click(_FIT)
+            page.picture(folder / f"{name}.png")
 
 
 if __name__ == "__main__":

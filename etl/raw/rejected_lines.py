@@ -100,8 +100,8 @@ def description(table: RawTable, rejected: RejectedLine) -> str:
         expected = len(_header(table, rejected.file) or table.columns)
         fields = len(_fields(table, rejected.line))
         return (
-            f"{place} has {fields} fields separated by {_quoted(table.field_separator)}, but must have "
-            f"{expected}: {_short(rejected.line)}"
+            f"{place} has {fields} field{'s' * (fields != 1)} separated by "
+            f"{_quoted(table.field_separator)}, but must have {expected}: {_short(rejected.line)}"
         )
     return f"{place}: {_broken_rule(table, rejected, kind, column)}"
 
@@ -174,7 +174,10 @@ def _separator_remedy(table: RawTable, section: str, rejected: RejectedLine) -> 
     if others:
         return f"set `separator: {_quoted(others[0])}` in the section {section}"
     if format_settings(table.format).is_positional:
-        return f"list all columns of the files in {section}.columns, or correct {section}.separator"
+        return (
+            "correct these lines of the files; if all lines are like this one, list all columns of the files "
+            f"in {section}.columns, or correct {section}.separator"
+        )
     return f"write as many fields as the header has, or correct {section}.separator"
 
 
