@@ -217,6 +217,7 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
 
     The list is empty if there is no champion. If lists could not be measured, the only check gives the
     reason. If fewer than `gate.min_users` users were measured, no check of the lists prevents the promotion.
+    At most `gate.lists_users` users are measured, so this number is always enough.
     """
     measurement = comparison.measurement
     if measurement.skipped is not None:
@@ -226,7 +227,9 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
     if ours is None or theirs is None:
         return []
     k, between = measurement.k, comparison.intervals
-    enough = measurement.users >= gate.min_users
+    most = gate.min_users if gate.lists_users is None else gate.lists_users
+    fewest, setting = min((gate.min_users, "min_users"), (most, "lists_users"))
+    enough = measurement.users >= fewest
     remedy = "measure more users (gate.lists_users)"
     ndcg = GateMeasure("list_ndcg", f"NDCG@{k} of lists", _SETTING, remedy, _FEW)
     hit_rate = GateMeasure("list_hit_rate", f"HR@{k} of lists", None, few=_FEW)
@@ -238,7 +241,7 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
     ]
     if not enough and gate.lists_margin is not None:
         users = f"{counted(measurement.users, 'user')} {'is' if measurement.users == 1 else 'are'}"
-        message = f"{checks[0].message}; {users} too few to decide on (gate.min_users={gate.min_users:,})"
+        message = f"{checks[0].message}; {users} too few to decide on (gate.{setting}={fewest:,})"
         checks[0] = replace(checks[0], level="warn", message=message)
     return checks
 
