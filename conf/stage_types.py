@@ -419,9 +419,15 @@ class ServingExperiment(Strict):
         default=0.95, description="Confidence of the intervals."
     )
     replicates: Annotated[int, Field(ge=100, le=10_000)] = Field(
-        default=1000, description="Number of resamples of the users, for the intervals."
+        default=1000,
+        description="Number of resamples of the users, for the intervals. The total of the experiment leaves "
+        "out dates that were measured with another number.",
     )
-    seed: Seed = Field(default=0, description="Seed of the resamples.")
+    seed: Seed = Field(
+        default=0,
+        description="Seed of the resamples. The total of the experiment leaves out dates that were measured "
+        "with another seed.",
+    )
 
     @model_validator(mode="after")
     def _dates_ascend(self) -> ServingExperiment:

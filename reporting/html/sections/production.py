@@ -108,7 +108,7 @@ def _days(total: Mapping[str, Any]) -> str:
     )
     verb = "is" if len(left_out) == 1 else "are"
     dates = counted(len(left_out), "date")
-    why = "with other models, or with another share, salt or length of lists,"
+    why = "with other models, or with another share, salt, length of lists or other resamples,"
     return words + (f"; {dates} {why} {verb} left out" if left_out else "")
 
 
