@@ -214,6 +214,8 @@ def _explored(facts: Mapping[str, Any]) -> Html:
         rows.append([f"Not estimated: {explored['reason']}", "", "", ""])
     entries = numbers.counted(explored.get("effective_entries"), "effective entry", "effective entries")
     words = f"Explored positions, {entries}"
+    if explored.get("equal_scores"):
+        words += f"; {counted(explored['equal_scores'], 'entry', 'entries')} of equal scores left out"
     return table(["Drawn items", "Click rate", "Low", "High"], rows, words)
 
 
