@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from conf.types import SPLITS
 from etl.build import current_features, feature_inputs
 from etl.passes import digests_of_earlier_days, read_clicks
 from etl.raw.files import RawFiles, require_raw
 from etl.workflow.feature_plan import plan_of
-from scoring.candidates.clicks import CLICK_COLUMNS
+from scoring.candidates.clicks import CLICK_COLUMNS, within
+from scoring.feature_rows import read_split
 from spark.choose_workers import workers_of
-from spark.rows import Rows, read_rows
-from storage.dataset import read_dataset
+from spark.rows import Rows, query, read_rows, records
+from storage.dataset import Dataset, read_dataset
+from storage.feature_spec import EVENT_TIME
 from storage.manifest import Manifest, is_published
 from storage.paths import Partition
 from storage.run_context import RunContext
@@ -18,8 +21,9 @@ from storage.run_context import RunContext
 def rows_of_day(context: RunContext, day: str) -> Rows:
     """Returns user_key, item_key and label of each row of a day's log that can be parsed.
 
-    If build_features has published the features of this log, the function reads them, because parsing the log
-    takes longer. The features include rows with the label 0 that the section `negatives` added.
+    The log is stored by day. If build_features has published the features of this log, the function reads
+    them, because parsing the log takes longer. The features include rows with the label 0 that the section
+    `negatives` added.
 
     Raises:
         DataError: the day has no raw log.
@@ -29,6 +33,37 @@ def rows_of_day(context: RunContext, day: str) -> Rows:
     if published is not None:
         return read_rows(context, *published, columns=CLICK_COLUMNS)
     return read_clicks(workers_of(context), plan_of(context.config), raw)
+
+
+def new_rows_of_day(context: RunContext, dataset: Dataset, day: str) -> Rows:
+    """Returns user_key, item_key and label of the rows of a day that are later than all rows of a dataset.
+
+    The function is for a log whose path has no date, so that each run reads all rows. The dataset may contain
+    rows of this day, for example if the run started after midnight. They do not measure lists, because the
+    model and the candidates may have been computed from them. A row belongs to the local day of its
+    event_time. If the log has no event_time, no row is known to be later.
+
+    Args:
+        context: the context of the run.
+        dataset: the dataset of the run date.
+        day: a day after the run date.
+
+    Raises:
+        DataError: there is no raw log.
+    """
+    log = context.config.log
+    if log.event_time is None:
+        return query(
+            "SELECT * FROM {rows} WHERE false", rows=read_split(context, dataset, SPLITS, CLICK_COLUMNS)
+        )
+    known = read_split(context, dataset, SPLITS, [EVENT_TIME])
+    (last,) = records(query(f"SELECT max({EVENT_TIME}) AS time FROM {{rows}}", rows=known))
+    raw = require_raw(context.config, log, day, recorder=context.recorder)
+    rows = read_clicks(workers_of(context), plan_of(context.config), raw, times=True)
+    return query(
+        f"SELECT {', '.join(CLICK_COLUMNS)} FROM {{rows}} WHERE {EVENT_TIME} > {last['time']}",
+        rows=within(rows, 1, day, log.time_zone),
+    )
 
 
 def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, Manifest] | None:

@@ -451,6 +451,10 @@ def test_settings_that_do_not_fit_are_refused(config: Config) -> None:
     measured = config.measure.model_copy(update={"against": "test_split"})
     with pytest.raises(ConfigError, match=r"serving\.impressions needs measure\.against=next_day"):
         check_config(with_log(config).model_copy(update={"measure": measured}))
+    one_table = config.log.model_copy(update={"path": "{lake}/raw/clicks.tsv"})
+    undated = with_log(config).model_copy(update={"log": one_table})
+    with pytest.raises(ConfigError, match=r"has no \{date\}, and rows have no log\.event_time"):
+        check_config(undated)
     with pytest.raises(ConfigError, match=r"serving\.impressions compares the lists of users"):
         check_config(with_log(config).model_copy(update={"keys": None}))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,10 +12,14 @@ from pyspark.sql import SparkSession
 from conf.types import Config
 from etl.raw.files import require_raw
 from scoring.evaluation import rows_of_day
+from scoring.evaluation.rows_of_day import new_rows_of_day
 from scoring.evaluation.rows_of_day import rows_of_day as rows_of
+from spark.rows import records
+from storage.dataset import read_dataset
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.log_rows import good_rows, read_log
+from tests.etl.tasks_here import TasksHere
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 SPLIT = {"by": "day", "train_days": 1, "validation_days": 1, "test_days": 1}
@@ -70,3 +75,51 @@ def test_drawn_negatives_are_not_clicks(spark: SparkSession, tmp_path: Path) -> 
     expected = parsed(spark, config, DAYS[-1])
     assert len(rows) > len(expected)
     assert sorted(row for row in rows if row[2]) == [row for row in expected if row[2]]
+
+
+ONE_TABLE: dict[str, Any] = {
+    "log": {
+        "path": "{data}/log.csv",
+        "format": "csv",
+        "time_zone": "Europe/Berlin",
+        "columns": [
+            {"name": "at", "type": "timestamp"},
+            {"name": "user", "type": "string"},
+            {"name": "item", "type": "string"},
+            {"name": "clicked", "type": "int"},
+        ],
+        "label": {"column": "clicked"},
+        "event_time": {"column": "at"},
+    },
+    "features": [{"columns": ["item"], "kind": "categorical", "ops": [{"categorify": {"min_count": 1}}]}],
+    "scopes": {"item": ["item"]},
+    "split": {"by": "fraction", "train": 0.8, "validation": 0.1},
+}
+
+
+@pytest.mark.parametrize("engine, timed", [("arrow", True), ("arrow", False), ("sql", True)])
+def test_a_log_without_days_has_only_new_rows_of_the_next_day(
+    spark: SparkSession, tmp_path: Path, engine: str, timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run of 2026-01-02 reads rows until 00:30 of the next day; its rows from then on measure its lists."""
+    log = {**ONE_TABLE["log"], **({} if timed else {"event_time": None})}
+    config = cases.write_config(tmp_path, {**ONE_TABLE, "log": log, "workflow": {"engine": engine}})
+    (tmp_path / "raw").mkdir()
+    path = tmp_path / "raw" / "log.csv"
+    known = [f"2026-01-0{1 + n // 20}T10:{n:02d}:00,u{n % 7},i{n % 9},{n % 2}" for n in range(40)]
+    known += ["2026-01-03T00:30:00,u1,known,1"]
+    path.write_text("\n".join(["at,user,item,clicked", *known, ""]))
+    cases.run_build(spark, config, "2026-01-02")
+    later = ["2026-01-02T23:59:59,u1,late,1", "2026-01-03T00:30:00,u1,same time,1"]
+    of_day = ["2026-01-03T00:30:01,u1,a,1", "2026-01-03T23:59:59,u2,b,0"]
+    path.write_text(
+        "\n".join(["at,user,item,clicked", *known, *later, *of_day, "2026-01-04T00:00:00,u1,c,1", ""])
+    )
+    context = RunContext("test", config, "2026-01-02", open_session=lambda _: spark)
+    if engine == "arrow":
+        context.in_process = True
+        monkeypatch.setattr(rows_of_day, "workers_of", lambda _: TasksHere(2, lambda: spark))
+    dataset = read_dataset(context.lake, "2026-01-02")
+    rows = records(new_rows_of_day(context, dataset, "2026-01-03"))
+    expected = [("u1", "a", 1.0), ("u2", "b", 0.0)] if timed else []
+    assert sorted(tuple(row[name] for name in COLUMNS) for row in rows) == expected
