@@ -1,19 +1,33 @@
-"""Reads users, items and labels from the log of one day, for example the day after the lists."""
+"""Chooses the rows that measure lists and models: rows that no model has learned.
+
+`rows_of_day` and `new_rows_of_day` read the users, items and labels of one day, for example of the day after
+the lists. `learned_rows` finds the test rows of a log without days on which a model was trained.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from conf.load import config_digest
+from conf.messages import counted
 from conf.types import SPLITS
 from etl.build import current_features, feature_inputs
 from etl.passes import digests_of_earlier_days, read_clicks
 from etl.raw.files import RawFiles, require_raw
 from etl.workflow.feature_plan import plan_of
 from scoring.candidates.clicks import CLICK_COLUMNS, within
+from scoring.evaluation.gate import GateCheck
 from scoring.feature_rows import read_split
+from scoring.model.model_info import ModelInfo
 from spark.choose_workers import workers_of
-from spark.rows import Rows, query, read_rows, records
+from spark.rows import ReadableRows, Rows, count, query, read_rows, records
 from storage.dataset import Dataset, read_dataset
 from storage.feature_spec import EVENT_TIME
-from storage.manifest import Manifest, is_published
+from storage.manifest import Manifest, is_published, read_manifest
 from storage.paths import Partition
 from storage.run_context import RunContext
 
@@ -79,3 +93,85 @@ def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, 
     earlier = digests_of_earlier_days(workers_of(context), plan, lake)
     manifest = current_features(partition, feature_inputs(plan, raw, version, earlier))
     return None if manifest is None else (partition, manifest)
+
+
+# Test rows of a log without days on which a model was trained.
+#
+# Each run divides the whole log again. If `split` changes, or if rows with earlier times arrive, the test
+# split may begin before the end of the train split of an earlier run.
+
+LEARNED = "held_out"  # name of the check that finds test rows on which a model was trained
+_RESTORE = "set `split` to the values of its training, or pin the challenger (champion.py --pin)"
+
+
+def learned_rows(
+    context: RunContext, dataset: Dataset, models: Sequence[ModelInfo]
+) -> tuple[int | None, list[GateCheck]]:
+    """Returns the event time (µs) after which test rows are new to all models, and a check of the others.
+
+    The time is None if all test rows are measured. There is no check if no model was trained on a test row.
+    If no test row is new, or if the rows have no event time and the test split begins too early, all test
+    rows are kept, and the check has the level `hold`. The result is `(None, [])` for a log by day.
+
+    Args:
+        context: the context of the run.
+        dataset: the dataset of the run date.
+        models: the challenger and, if there is one, the champion.
+    """
+    config = context.config
+    if config.log.by_day:
+        return None, []
+    until: dict[str, int] = {}
+    for role, model in zip(("challenger", "champion"), models, strict=False):
+        named, trained = f"the {role} {model.version}", model.description.get("trained_rows")
+        if trained is None or trained["until"] is None or config.log.event_time is None:
+            if reason := _other_split(context, model, trained):
+                message = f"{named} may have been trained on test rows, because {reason}: {_RESTORE}"
+                return None, [GateCheck(LEARNED, "hold", message)]
+        # Each user's test row is later than the user's train rows.
+        elif not trained["by"] == config.split.by == "leave_last_out":
+            until[named] = trained["until"]
+    if not until:
+        return None, []
+    last = max(until.values())
+    rows = read_split(context, dataset, ["test"], [EVENT_TIME])
+    total, left = count(query("SELECT 1 AS one FROM {rows}", rows=rows)), count(rows_after(rows, last))
+    if left == total:
+        return None, []
+    known = " and ".join(named for named, time in until.items() if time == last)
+    message = f"{known} was trained on rows until {np.datetime64(last, 'us')}Z, so {total - left:,} of "
+    message += f"{counted(total, 'test row')} may be known to it"
+    if not left:
+        message += f", and no test row is left for the comparison: {_RESTORE}"
+        return None, [GateCheck(LEARNED, "hold", message)]
+    return last, [GateCheck(LEARNED, "warn", f"{message}; the gate measures only the later rows")]
+
+
+def rows_after(rows: ReadableRows, time: int | None) -> ReadableRows:
+    """Returns the rows with a later event time (µs); all rows if `time` is None."""
+    return rows if time is None else query(f"SELECT * FROM {{rows}} WHERE {EVENT_TIME} > {time}", rows=rows)
+
+
+def _other_split(context: RunContext, model: ModelInfo, trained: Mapping[str, Any] | None) -> str | None:
+    """Returns why test rows may be train rows of a model whose last event time is unknown; None if not.
+
+    If an earlier release wrote the model.json, the splits are compared by the digest in the manifest of the
+    features with which the model was trained, if these features still exist.
+    """
+    split = context.config.split
+    if trained is None:
+        table = context.lake.features(model.spec.workflow_version)
+        partition = table.partition(model.description["run_date"])
+        digest = config_digest(context.config, "split")
+        if not is_published(partition) or read_manifest(partition).inputs.get("shares", digest) == digest:
+            return None
+        return "the section `split` has changed since its training"
+    if trained["by"] != split.by:
+        return f"it was trained with split.by={trained['by']}, and split.by is now {split.by}"
+    begin = Fraction(str(split.train)) + Fraction(str(split.validation))
+    if split.by == "leave_last_out" or begin >= Fraction(str(trained["train"])):
+        return None
+    return (
+        f"its train split was the first {trained['train']:.0%} of the rows, and the test split now begins "
+        f"after the first {float(begin):.0%}"
+    )
