@@ -240,9 +240,10 @@ class Measure(Strict):
         description="The clicks that the lists are compared with. `next_day`: the clicks of the day after "
         "the run date. If `log.path` has no `{date}`, these are the rows of this day (`log.event_time` in "
         "`log.time_zone`) that are later than all rows of the run that made the lists. Without "
-        "`log.event_time`, such lists are not measured. `test_split`: the positive rows of the test split, for lists that are not served. It "
-        "needs either `candidates.repeats: all`, or a `candidates.exclude_clicked` that does not list "
-        "`test`. Otherwise, the lists do not contain the items of these rows.",
+        "`log.event_time`, such lists are not measured. `test_split`: the positive rows of the test split, "
+        "for lists that are not served. It needs either `candidates.repeats: all`, or a "
+        "`candidates.exclude_clicked` that does not list `test`. Otherwise, the lists do not contain the "
+        "items of these rows.",
     )
     group_k: PositiveInt = Field(
         default=12,
