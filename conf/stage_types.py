@@ -238,9 +238,12 @@ class Measure(Strict):
     against: Literal["next_day", "test_split"] = Field(
         default="next_day",
         description="The clicks that the lists are compared with. `next_day`: the clicks of the day after "
-        "the run date. `test_split`: the positive rows of the test split, for lists that are not served. It "
-        "needs either `candidates.repeats: all`, or a `candidates.exclude_clicked` that does not list "
-        "`test`. Otherwise, the lists do not contain the items of these rows.",
+        "the run date. If `log.path` has no `{date}`, these are the rows of this day (`log.event_time` in "
+        "`log.time_zone`) that are later than all rows of the run that made the lists. Without "
+        "`log.event_time`, such lists are not measured. `test_split`: the positive rows of the test split, "
+        "for lists that are not served. It needs either `candidates.repeats: all`, or a "
+        "`candidates.exclude_clicked` that does not list `test`. Otherwise, the lists do not contain the "
+        "items of these rows.",
     )
     group_k: PositiveInt = Field(
         default=12,
@@ -419,9 +422,15 @@ class ServingExperiment(Strict):
         default=0.95, description="Confidence of the intervals."
     )
     replicates: Annotated[int, Field(ge=100, le=10_000)] = Field(
-        default=1000, description="Number of resamples of the users, for the intervals."
+        default=1000,
+        description="Number of resamples of the users, for the intervals. The total of the experiment leaves "
+        "out dates that were measured with another number.",
     )
-    seed: Seed = Field(default=0, description="Seed of the resamples.")
+    seed: Seed = Field(
+        default=0,
+        description="Seed of the resamples. The total of the experiment leaves out dates that were measured "
+        "with another seed.",
+    )
 
     @model_validator(mode="after")
     def _dates_ascend(self) -> ServingExperiment:

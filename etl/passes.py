@@ -40,7 +40,7 @@ from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.rows import Rows
 from spark.workers import LocalWorkers, Workers
-from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest
 from storage.paths import LakePaths
@@ -154,24 +154,26 @@ def digests_of_earlier_days(
 _KEYS = pa.schema([(USER_KEY, pa.string()), (ITEM_KEY, pa.string()), (LABEL, pa.float32())])
 
 
-def read_clicks(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> Rows:
+def read_clicks(workers: Workers, plan: FeaturePlan, raw: RawFiles, *, times: bool = False) -> Rows:
     """Returns user_key, item_key and label of each valid row of a day's log. The section `keys` must be set.
 
-    Tasks of `workers` parse the log. The rows have no histories, attributes or other columns that the
-    configuration may add to rows.
+    With `times`, the rows also have event_time, and `log.event_time` must be set. Tasks of `workers` parse
+    the log. The rows have no histories, attributes or other columns that the configuration may add to rows.
     """
     layout = layout_of_days(plan, [raw])
     splits = tuple(layout.reader.splits())
-    return workers.run(len(splits), partial(_clicks_of, splits, layout, columns_to_parse(layout, ())), _KEYS)
+    schema = _KEYS.append(pa.field(EVENT_TIME, pa.int64())) if times else _KEYS
+    task = partial(_clicks_of, splits, layout, columns_to_parse(layout, ()), schema)
+    return workers.run(len(splits), task, schema)
 
 
 def _clicks_of(
-    splits: tuple[FileSplit, ...], layout: FileLayout, columns: Sequence[str], index: int
+    splits: tuple[FileSplit, ...], layout: FileLayout, columns: Sequence[str], schema: pa.Schema, index: int
 ) -> Iterator[pa.RecordBatch]:
     """Runs one task: parses one file split."""
     for parsed in read_split(splits[index], layout, columns):
-        values = [plain(parsed.columns[field.name]).cast(field.type) for field in _KEYS]
-        yield pa.RecordBatch.from_arrays(values, schema=_KEYS)
+        values = [plain(parsed.columns[field.name]).cast(field.type) for field in schema]
+        yield pa.RecordBatch.from_arrays(values, schema=schema)
 
 
 # Finds the days of a run, quarantines their bad rows, and compares the newest log with the train days.

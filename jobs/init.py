@@ -51,9 +51,15 @@ _COMMENTS: Mapping[str, str] = {
     "score": "k: number of items of a list. context: the values of context columns for which lists are made.",
 }
 _OF_REFITS = "refit: a promoted model is trained again before it scores, also on validation and test rows."
-_OF_MEASURES = (
-    "Lists are measured with the clicks of the day after the run date. Each training also measures lists "
-    "with the rows of the test split. The report shows both."
+_OF_TRAINING = "Each training also measures lists with the rows of the test split. The report shows both."
+_OF_MEASURES = f"Lists are measured with the clicks of the day after the run date. {_OF_TRAINING}"
+_OF_ONE_TABLE = (
+    "Lists are measured with the clicks of the day after the run date, if these rows are added to the log "
+    f"after the run. {_OF_TRAINING}"
+)
+_WITHOUT_TIMES = (
+    "Rows have no time, so the clicks of the day after the run date are unknown. Only each training measures "
+    "lists, with the rows of the test split. The report shows these measures."
 )
 
 
@@ -87,7 +93,9 @@ def yaml_of(config: NewConfig, questions: Iterable[str]) -> str:
         parts.append(_inactive(config.inactive_filter, ""))
         parts.append("\n")
     if config.has_lists:
-        parts.append(_comment(_OF_MEASURES))
+        by_day = config.sections["split"]["by"] == "day"
+        of_table = _OF_ONE_TABLE if "event_time" in config.sections["log"] else _WITHOUT_TIMES
+        parts.append(_comment(_OF_MEASURES if by_day else of_table))
         parts.append("measure: {against: next_day}\n")
     return "".join(parts)
 

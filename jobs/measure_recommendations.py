@@ -37,7 +37,7 @@ from scoring.evaluation.list_facts import (
     users_and_items,
 )
 from scoring.evaluation.measured_lists import KIND, count_items, measure_kinds
-from scoring.evaluation.rows_of_day import rows_of_day
+from scoring.evaluation.rows_of_day import new_rows_of_day, rows_of_day
 from scoring.feature_rows import count_rows, read_split
 from scoring.requests import CANDIDATES, ITEM_INDEX
 from spark.choose_workers import stay_in_process, workers_of
@@ -87,8 +87,7 @@ def run(context: RunContext) -> JobSummary:
         num_clicked = count(clicked)
     unmeasured = {}
     if not num_clicked:
-        days = measured_days(context, dataset) or ["the test split"]
-        unmeasured = {"unmeasured": f"there is no click on {', '.join(days)} ({against})"}
+        unmeasured = {"unmeasured": why_unmeasured(context, dataset)}
         log.warning(
             "the lists of %s cannot be measured, and their measures are null: %s",
             run_date,
@@ -193,7 +192,8 @@ def _day_after(day: str) -> str:
 def positives(context: RunContext, dataset: Dataset) -> Rows:
     """Returns the clicks of the day after the run date, or of the test split, as (user_key, item_key).
 
-    Each pair occurs once.
+    Each pair occurs once. If the path of the log has no date, clicks that the run of these lists may have
+    read are left out.
 
     Raises:
         DataError: the day after the lists has no raw log.
@@ -201,10 +201,27 @@ def positives(context: RunContext, dataset: Dataset) -> Rows:
     if context.config.measure.against == "test_split":
         rows = read_split(context, dataset, ["test"], CLICK_COLUMNS)
     elif context.config.measure.against == "next_day":
-        rows = rows_of_day(context, _day_after(context.run_date))
+        day = _day_after(context.run_date)
+        by_day = context.config.log.by_day
+        rows = rows_of_day(context, day) if by_day else new_rows_of_day(context, dataset, day)
     else:
         assert_never(context.config.measure.against)
     return query("SELECT DISTINCT user_key, item_key FROM {rows} WHERE label = 1", rows=rows)
+
+
+def why_unmeasured(context: RunContext, dataset: Dataset) -> str:
+    """Returns the reason why there is no click with which the lists can be compared."""
+    config, against = context.config, context.config.measure.against
+    days = measured_days(context, dataset) or ["the test split"]
+    reason = f"there is no click on {', '.join(days)} ({against})"
+    if against == "test_split" or config.log.by_day:
+        return reason
+    if config.log.event_time is None:
+        return (
+            f"log.path={config.log.path!r} has no {{date}} and rows have no log.event_time, so the clicks "
+            f"after {context.run_date} are unknown"
+        )
+    return f"{reason} that is later than the rows of the run of {context.run_date}"
 
 
 def recommended(context: RunContext, published: Manifest) -> Rows:

@@ -200,6 +200,17 @@ def _check_experiment(config: Config) -> None:
             "only clicks after the lists were made can be used to compare the variants",
             "set measure.against=next_day, or remove serving.experiment",
         )
+    _require_dated_clicks(config, "serving.experiment")
+
+
+def _require_dated_clicks(config: Config, section: str) -> None:
+    """Raises ConfigError if the clicks of the day after the run date cannot be told from other clicks."""
+    if not config.log.by_day and config.log.event_time is None:
+        raise ConfigError(
+            f"{section} needs the clicks of the day after the run date, but log.path={config.log.path!r} has "
+            "no {date}, and rows have no log.event_time",
+            f"store the log by day, set log.event_time, or remove {section}",
+        )
 
 
 def _check_impressions(config: Config) -> None:
@@ -217,6 +228,7 @@ def _check_impressions(config: Config) -> None:
             "the lists are shown on the day after the run date",
             "set measure.against=next_day, or remove serving.impressions",
         )
+    _require_dated_clicks(config, "serving.impressions")
 
 
 def _check_measures(config: Config, feature_plan: FeaturePlan) -> None:

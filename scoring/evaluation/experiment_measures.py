@@ -275,10 +275,12 @@ def _reducer(
 
 
 def add_days(days: Sequence[Mapping[str, Sums]]) -> dict[str, Sums]:
-    """Returns the sums over several days, for each variant that occurs on all these days."""
-    variants = set.intersection(*(set(day) for day in days)) if days else set()
+    """Returns the sums over several days. A variant without users on a day adds nothing on this day."""
+    variants = {variant for day in days for variant in day}
     return {
-        variant: {name: np.sum([day[variant][name] for day in days], axis=0) for name in SUMS}
+        variant: {
+            name: np.sum([day[variant][name] for day in days if variant in day], axis=0) for name in SUMS
+        }
         for variant in sorted(variants)
     }
 

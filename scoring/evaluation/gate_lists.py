@@ -28,6 +28,7 @@ from scoring.candidates.sources.all_items import all_items
 from scoring.evaluation.features_before_test import BEFORE_TEST, rows_before_test, values_before
 from scoring.evaluation.measured_lists import UNITS, user_relevance
 from scoring.evaluation.prediction_quality import UNIT
+from scoring.evaluation.rows_of_day import rows_after
 from scoring.feature_rows import read_split
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo
@@ -46,7 +47,7 @@ from spark.rows import (
     with_hash,
 )
 from storage.dataset import Dataset
-from storage.feature_spec import ITEM_KEY, USER_KEY
+from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, current_manifest, data_files
 from storage.publish import publish_rows
 from storage.run_context import RunContext
@@ -101,7 +102,9 @@ class ListMeasurement:
     level: Literal["ok", "warn"] = "ok"
 
 
-def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[ModelInfo]) -> ListMeasurement:
+def measure_lists_of(
+    context: RunContext, dataset: Dataset, models: Sequence[ModelInfo], after: int | None = None
+) -> ListMeasurement:
     """Measures the lists of each model.
 
     The users are those with a click in the test split and a row in the train or validation split. If there
@@ -109,14 +112,16 @@ def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[Mod
     keys. All items with a row before the test are ranked. A user's list consists of the k items with the
     highest probabilities. A list does not contain items that are excluded because of the user's rows before
     the test. The candidate sources, filters and business rules of published lists do not apply. A click on an
-    item that is not ranked counts as missed.
+    item that is not ranked counts as missed. If `after` is set, test rows with an event time (µs) up to
+    `after` are left out.
     """
     k, most_users = context.config.score.k, context.config.gate.lists_users
     reason = reason_against_lists(context, models)
     if reason is not None or most_users is None:
         return ListMeasurement(k, skipped=reason or "gate.lists_users is null")
     with context.phase("list users"):
-        clicked = read_split(context, dataset, ["test"], CLICK_COLUMNS)
+        columns = CLICK_COLUMNS if after is None else (*CLICK_COLUMNS, EVENT_TIME)
+        clicked = rows_after(read_split(context, dataset, ["test"], columns), after)
         positives = query(
             "SELECT DISTINCT user_key, item_key FROM {clicked} WHERE label = 1", clicked=clicked
         )

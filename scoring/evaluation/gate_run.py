@@ -37,6 +37,7 @@ from scoring.evaluation.gate import (
 )
 from scoring.evaluation.gate_lists import ListFigures, ListMeasurement, measure_lists_of
 from scoring.evaluation.prediction_quality import UNIT, PredictionQuality, measure_predictions
+from scoring.evaluation.rows_of_day import LEARNED, learned_rows, rows_after
 from scoring.feature_rows import read_split
 from scoring.model.model_info import ModelInfo
 from scoring.requests import PROBABILITY
@@ -63,8 +64,6 @@ from storage.run_context import RunContext
 from training.registry.versions import ChampionDecision
 from training.registry.warm_or_fresh import day_name
 
-_HELD_OUT = "held_out"  # name of the check that finds test days on which a model was trained
-
 # Maps each value of `split.by` to the remedy in the error for a test split without clicks or non-clicks.
 _MORE_TEST_ROWS = {
     "day": "choose a run date whose test days have both, or set more test days (split.test_days)",
@@ -82,7 +81,7 @@ def run_gate(
 ) -> GateEvaluation:
     """Evaluates a challenger on the test rows of a dataset. This function does not publish tables.
 
-    Test days on which one of the models was trained are left out.
+    Test days, or test rows of a log without days, on which one of the models was trained are left out.
 
     Args:
         context: the context of the run.
@@ -98,7 +97,8 @@ def run_gate(
     gate = context.config.gate
     models = [challenger] if champion is None else [challenger, champion]
     dataset, held_out = held_out_days(dataset, models)
-    measurement = measure_models(context, dataset, models)
+    after, learned = learned_rows(context, dataset, models)
+    measurement = measure_models(context, dataset, models, after)
     challenger_measures, champion_measures, comparison = measurement.models[challenger.version], None, None
     unmeasured = challenger_measures.quality.unmeasured
     if champion is None and unmeasured is not None:
@@ -109,11 +109,11 @@ def run_gate(
     if champion is not None:
         champion_measures = measurement.models[champion.version]
         comparison = compare(gate.confidence, challenger_measures, champion_measures, measurement.users)
-    measured_lists = measure_lists_of(context, dataset, models)
+    measured_lists = measure_lists_of(context, dataset, models, after)
     champion_version = champion.version if champion else None
     lists = compare_lists(gate.confidence, measured_lists, challenger.version, champion_version)
     drift_found, drift = drift_checks(context, challenger_measures, champion_measures)
-    checks = [*held_out, *list_checks(gate, lists), *drift_found]
+    checks = [*held_out, *learned, *list_checks(gate, lists), *drift_found]
     if barred_because is not None:
         checks.insert(0, GateCheck(STANDING, "hold", barred_because))
     figures = challenger_measures.figures
@@ -143,9 +143,9 @@ def held_out_days(dataset: Dataset, models: Sequence[ModelInfo]) -> tuple[Datase
     left = tuple(day for day in test if not any(day.dt in days for days in seen.values()))
     if not left:
         message += ", so no test day is left for the comparison: train again for a later run date"
-        return dataset, [GateCheck(_HELD_OUT, "hold", message)]
+        return dataset, [GateCheck(LEARNED, "hold", message)]
     message += f", so the gate measures only the test days {[day.dt for day in left]}"
-    return replace(dataset, splits={**dataset.splits, "test": left}), [GateCheck(_HELD_OUT, "warn", message)]
+    return replace(dataset, splits={**dataset.splits, "test": left}), [GateCheck(LEARNED, "warn", message)]
 
 
 # Compares the lists of challenger and champion, and checks the difference against `gate.lists_margin`.
@@ -217,6 +217,7 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
 
     The list is empty if there is no champion. If lists could not be measured, the only check gives the
     reason. If fewer than `gate.min_users` users were measured, no check of the lists prevents the promotion.
+    At most `gate.lists_users` users are measured, so this number is always enough.
     """
     measurement = comparison.measurement
     if measurement.skipped is not None:
@@ -226,7 +227,9 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
     if ours is None or theirs is None:
         return []
     k, between = measurement.k, comparison.intervals
-    enough = measurement.users >= gate.min_users
+    most = gate.min_users if gate.lists_users is None else gate.lists_users
+    fewest, setting = min((gate.min_users, "min_users"), (most, "lists_users"))
+    enough = measurement.users >= fewest
     remedy = "measure more users (gate.lists_users)"
     ndcg = GateMeasure("list_ndcg", f"NDCG@{k} of lists", _SETTING, remedy, _FEW)
     hit_rate = GateMeasure("list_hit_rate", f"HR@{k} of lists", None, few=_FEW)
@@ -238,7 +241,7 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
     ]
     if not enough and gate.lists_margin is not None:
         users = f"{counted(measurement.users, 'user')} {'is' if measurement.users == 1 else 'are'}"
-        message = f"{checks[0].message}; {users} too few to decide on (gate.min_users={gate.min_users:,})"
+        message = f"{checks[0].message}; {users} too few to decide on (gate.{setting}={fewest:,})"
         checks[0] = replace(checks[0], level="warn", message=message)
     return checks
 
@@ -585,11 +588,14 @@ class Measurement:
     users: int
 
 
-def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo]) -> Measurement:
+def measure_models(
+    context: RunContext, dataset: Dataset, models: list[ModelInfo], after: int | None = None
+) -> Measurement:
     """Measures each model on the test rows.
 
     If there are two models, both are also measured on the same bootstrap resamples of the users. The test
-    rows are encoded once for each workflow version.
+    rows are encoded once for each workflow version. If `after` is set, only rows with a later event time (µs)
+    are measured.
 
     Raises:
         DataError: the models were measured on different numbers of rows or clicks, so the raw log has
@@ -607,7 +613,7 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
         if version not in rows:
             rows.clear()
             with context.phase("encode"):
-                rows[version] = encoded_test_rows(context, dataset, version)
+                rows[version] = rows_after(encoded_test_rows(context, dataset, version), after)
                 oov[version] = oov_shares(rows[version], model.spec)
         with context.phase("score"):
             grouped = GROUP_KEY in model.spec.key_columns

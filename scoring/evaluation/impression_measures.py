@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from conf.list_types import RuleSettings
 from conf.load import config_digest
+from conf.messages import counted
 from conf.stage_types import Impressions
 from conf.types import Config
 from etl.raw.files import RawFiles, find_raw, raw_path
@@ -383,13 +385,21 @@ def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
 # bootstrap over users gives the interval. The effective number of entries is (sum of weights)² / sum of
 # squared weights.
 #
+# If drawn items of a user have equal scores, the published scores do not say how the model orders them: for
+# example, all probabilities above 0.99999997 are published as 1. So the entries of such a user are left out.
+# Whether a user is left out does not depend on the order of the drawn items, so all orders of the other
+# users' items still have the same probability.
+#
 # With a maximum per category, or with a plug-in rule that leaves out items, the items at earlier positions
 # decide whether an item can be drawn. Then the orders are not equally probable, and there is no estimate.
 
 _VALUES = ("shown", "clicked", "weight", "weighted_clicks")
 _SQUARES = "squared_weight"
 _DRAWN_PARTIAL = pa.schema(
-    [*((name, pa.list_(pa.int64())) for name in _VALUES), (_SQUARES, pa.int64()), ("drawn", pa.int64())]
+    [
+        *((name, pa.list_(pa.int64())) for name in _VALUES),
+        *((name, pa.int64()) for name in (_SQUARES, "drawn", "equal_scores")),
+    ]
 )
 
 
@@ -428,6 +438,7 @@ def estimate_explored(lists: Rows, shown: Rows, settings: Impressions) -> dict[s
 
     Returns:
         A dictionary of JSON values. `shown`, `clicked` and `effective_entries` are numbers of entries.
+        Entries of users whose drawn items have equal scores are left out; `equal_scores` is their number.
         `click_rate`, `by_score` and `difference` (by_score - click_rate) are values with intervals.
         `by_score` and `difference` are None if there are too few effective entries; `reason` then says so.
     """
@@ -441,25 +452,36 @@ def estimate_explored(lists: Rows, shown: Rows, settings: Impressions) -> dict[s
         """,
         lists=lists,
     )
+    scores = query(
+        f"""
+        SELECT user_key, count(DISTINCT score) AS scores
+        FROM {{lists}} WHERE reason = '{EXPLORE}' GROUP BY user_key
+        """,
+        lists=lists,
+    )
     entries = query(
         f"""
-        SELECT shown.{UNIT}, clicked, CAST(drawn AS BIGINT) AS drawn,
+        SELECT shown.{UNIT}, clicked, CAST(drawn AS BIGINT) AS drawn, scores < drawn AS equal_scores,
             CAST(CASE WHEN place = by_score THEN drawn ELSE 0 END AS BIGINT) AS weight
-        FROM {{ordered}} AS ordered JOIN {{shown}} AS shown
+        FROM {{ordered}} AS ordered
+        JOIN {{scores}} AS scores ON scores.user_key = ordered.user_key
+        JOIN {{shown}} AS shown
             ON shown.user_key = ordered.user_key AND shown.item_key = ordered.item_key
         """,
         ordered=ordered,
+        scores=scores,
         shown=shown,
     )
     resample = Resample(settings.replicates, settings.seed)
     sums: dict[str, NDArray[np.int64]] = {
         name: np.zeros(settings.replicates + 1, np.int64) for name in _VALUES
     }
-    squares, drawn = 0, 0
+    squares, drawn, equal_scores = 0, 0, 0
     for partial in records(map_rows(entries, _drawn_reducer(resample), _DRAWN_PARTIAL)):
         sums = {name: sums[name] + np.array(partial[name], np.int64) for name in _VALUES}
         squares, drawn = squares + partial[_SQUARES], max(drawn, partial["drawn"])
-    return _facts(sums, squares, drawn, settings)
+        equal_scores += partial["equal_scores"]
+    return _facts(sums, squares, drawn, equal_scores, settings)
 
 
 def _drawn_reducer(resample: Resample) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -470,20 +492,26 @@ def _drawn_reducer(resample: Resample) -> Callable[[Iterable[pa.RecordBatch]], I
         if not tables:
             return
         rows = pa.concat_tables(tables)
+        drawn, entries = int(rows.column("drawn").to_numpy().max()), len(rows)
+        rows = rows.filter(pc.invert(rows.column("equal_scores")))
         clicked, weight = rows.column("clicked").to_numpy(), rows.column("weight").to_numpy()
         columns = (np.ones(len(clicked), np.int64), clicked, weight, weight * clicked)
         values = dict(zip(_VALUES, columns, strict=True))
         # Rows of a user have the same hash, so they have the same weight in a resample.
         of_resamples = reduce_means(rows.column(UNIT).to_numpy(), values, resample)
         row: dict[str, Any] = {name: [int(of.sum()), *of_resamples[name]] for name, of in values.items()}
-        row |= {_SQUARES: int(weight @ weight), "drawn": int(rows.column("drawn").to_numpy().max())}
+        row |= {_SQUARES: int(weight @ weight), "drawn": drawn, "equal_scores": entries - len(rows)}
         yield pa.RecordBatch.from_pylist([row], schema=_DRAWN_PARTIAL)
 
     return reduce_entries
 
 
 def _facts(
-    sums: Mapping[str, NDArray[np.int64]], squares: int, drawn: int, settings: Impressions
+    sums: Mapping[str, NDArray[np.int64]],
+    squares: int,
+    drawn: int,
+    equal_scores: int,
+    settings: Impressions,
 ) -> dict[str, Any]:
     effective = float(sums["weight"][0]) ** 2 / squares if squares else 0.0
     reason = None
@@ -493,6 +521,10 @@ def _facts(
         reason = (
             f"there are fewer effective entries than min_effective_entries={settings.min_effective_entries}"
         )
+        if equal_scores:
+            verb = "is" if equal_scores == 1 else "are"
+            shown = counted(equal_scores, "shown entry", "shown entries")
+            reason += f"; {shown} {verb} left out, because drawn items of a user have equal scores"
     with np.errstate(divide="ignore", invalid="ignore"):
         rates = sums["clicked"] / sums["shown"]
         by_score = sums["weighted_clicks"] / sums["weight"]
@@ -502,6 +534,7 @@ def _facts(
         "clicked": int(sums["clicked"][0]),
         "click_rate": _with_interval(rates, settings.confidence),
         "effective_entries": effective,
+        "equal_scores": equal_scores,
         "by_score": _with_interval(by_score, settings.confidence) if known else None,
         "difference": _with_interval(by_score - rates, settings.confidence) if known else None,
         "reason": reason,

@@ -156,6 +156,7 @@ def test_files_that_are_not_daily_are_one_table(shop: Path, days: list[str], see
     assert init.main(["sales_*.csv", "--yes", "--name", "shop"]) == 0
     config = load_config("shop.yaml")
     assert (config.log.path, config.split.by) == ("{data}/sales_*.csv", "fraction")
+    assert "if these rows are added to the log after the run." in Path("shop.yaml").read_text()
     chosen = new_config(Wishes("sales_*.csv"), Questions(ask=False))
     assert chosen.run_date == days[-1]
     assert any(seen in reason for _, reason in chosen.reasons)

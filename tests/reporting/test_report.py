@@ -440,9 +440,10 @@ def test_shown_entries_have_click_rates_by_position_and_reasons(tmp_path: Path) 
     assert "Explored positions" not in text
     rate = {"value": 0.2, "low": 0.125, "high": 0.25}
     facts["explored"] = {"effective_entries": 1234.5, "click_rate": rate, "by_score": rate, "reason": None}
+    facts["explored"]["equal_scores"] = 2
     publish_facts(partition, {**MEASURE, "impressions": facts})
     text = Page(build(config, RUN_DATE)[1]).text
-    assert "Explored positions, 1,234 effective entries" in text
+    assert "Explored positions, 1,234 effective entries; 2 entries of equal scores left out" in text
     assert "In the order of the scores 20.0% 12.5% 25.0%" in text
     assert "Not estimated" not in text
     facts["explored"] = {"reason": "the section score has changed"}

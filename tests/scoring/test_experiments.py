@@ -352,6 +352,15 @@ def test_configurations_that_cannot_compare_variants_are_refused(
         check_config(config)
 
 
+def test_the_log_of_an_experiment_needs_days_or_times(tmp_path: Path) -> None:
+    config = with_experiment(make_config(tmp_path))
+    check_config(config)
+    one_table = config.log.model_copy(update={"path": "{lake}/raw/clicks.tsv"})
+    with pytest.raises(ConfigError, match=r"has no \{date\}, and rows have no log\.event_time") as refused:
+        check_config(config.model_copy(update={"log": one_table}))
+    assert refused.value.remedy == "store the log by day, set log.event_time, or remove serving.experiment"
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [

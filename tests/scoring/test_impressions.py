@@ -451,6 +451,10 @@ def test_settings_that_do_not_fit_are_refused(config: Config) -> None:
     measured = config.measure.model_copy(update={"against": "test_split"})
     with pytest.raises(ConfigError, match=r"serving\.impressions needs measure\.against=next_day"):
         check_config(with_log(config).model_copy(update={"measure": measured}))
+    one_table = config.log.model_copy(update={"path": "{lake}/raw/clicks.tsv"})
+    undated = with_log(config).model_copy(update={"log": one_table})
+    with pytest.raises(ConfigError, match=r"has no \{date\}, and rows have no log\.event_time"):
+        check_config(undated)
     with pytest.raises(ConfigError, match=r"serving\.impressions compares the lists of users"):
         check_config(with_log(config).model_copy(update={"keys": None}))
 
@@ -512,6 +516,31 @@ def test_the_estimate_needs_enough_entries_and_two_positions(config: Config) -> 
     assert estimate_explored(one, shown, enough)["reason"] == "no shown list has two explored positions"
 
 
+def test_users_whose_drawn_items_have_equal_scores_are_left_out(spark: SparkSession, config: Config) -> None:
+    """A probability above 0.99999997 is published as 1, so equal scores say nothing about the model's order."""
+    lists, shown, _ = explored_lists(4_000)
+    settings = with_log(config).serving.impressions
+    assert settings is not None
+    saturated = query("SELECT * REPLACE (CAST(1 AS DOUBLE) AS score) FROM {lists}", lists=lists)
+    facts = estimate_explored(saturated, shown, settings)
+    assert (facts["by_score"], facts["difference"], facts["equal_scores"]) == (None, None, 10_000)
+    assert facts["reason"].endswith(
+        "200; 10,000 shown entries are left out, because drawn items of a user have equal scores"
+    )
+    users = "(SELECT user_key FROM {lists} WHERE user_key < 'u3')"
+    half = query(
+        f"SELECT * REPLACE (CASE WHEN user_key IN {users} AND score < 0.45 THEN 0.3 ELSE score END AS score) "
+        "FROM {lists}",
+        lists=lists,
+    )
+    facts = estimate_explored(half, shown, settings)
+    others = query("SELECT * FROM {lists} WHERE user_key >= 'u3'", lists=lists)
+    expected = estimate_explored(others, shown, settings)
+    assert facts == {**expected, "equal_scores": 10_000 - expected["shown"]}
+    assert 0 < expected["shown"] < 10_000
+    assert estimate_explored(frame_of(spark, half), frame_of(spark, shown), settings) == facts
+
+
 def test_explored_positions_of_published_lists_are_estimated_if_the_draws_are_known(
     config: Config, tmp_path: Path
 ) -> None:
@@ -524,10 +553,10 @@ def test_explored_positions_of_published_lists_are_estimated_if_the_draws_are_kn
     write_log(explored, rows[["who", "what", "place"]], "tsv")
     settings: dict[str, Any] = {"separator": "\t", "min_effective_entries": 1}
     facts = facts_of(with_log(explored, **settings))["explored"]
-    assert facts["shown"] == (lists.reason == "explore").sum() == 2 * lists.user_id.nunique()
-    drawn = lists[lists.reason == "explore"].sort_values(
-        ["user_id", "score", "item_id"], ascending=[True, False, True]
-    )
+    drawn = lists[lists.reason == "explore"].sort_values(["user_id", "score"], ascending=[True, False])
+    assert len(drawn) == 2 * lists.user_id.nunique()
+    drawn = drawn[drawn.groupby("user_id").score.transform("nunique") == 2]  # the rest has equal scores
+    assert facts["shown"] == len(drawn) > 50
     in_order = drawn.groupby("user_id").position.apply(lambda places: list(places) == [4, 5])
     assert facts["effective_entries"] == pytest.approx(2 * in_order.sum())
     assert facts["by_score"]["low"] <= facts["by_score"]["value"] <= facts["by_score"]["high"]

@@ -13,11 +13,12 @@ from conf.load import config_digest
 from conf.types import SPLITS, Config, ModelConfig, Output, Split, Train
 from storage import file_io
 from storage.dataset import Dataset, id_features_of, read_spec, require_labels, split_partitions
-from storage.feature_spec import FeatureSpec
+from storage.feature_spec import EVENT_TIME, FeatureSpec
 from storage.file_digests import table_digest
 from storage.id_counts import IdCounts, find_id_counts
 from storage.manifest import digest_of
 from storage.paths import LakePaths
+from storage.publish import describe
 from training.data.sharding import DataFile, plan_shards, row_groups
 from training.registry import versions
 from training.registry.comparison import experiments_config
@@ -140,6 +141,7 @@ def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
         "code_version": versions.code_version(),
         "parent": parent_version,
         "trained_days": sorted(seen | set(train_days(dataset))),
+        **_trained_rows(config, spec, train_files),
         "scores": config.score_kind,
     }
     return TrainPlan(
@@ -157,6 +159,23 @@ def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
         id_counts=_id_counts(config.train, lake, dataset.workflow_version),
         items=tuple(items),
     )
+
+
+def _trained_rows(config: Config, spec: FeatureSpec, files: Sequence[DataFile]) -> dict[str, Any]:
+    """Returns the entry `trained_rows` of model.json: which rows of a log without days are train rows.
+
+    Its key `until` is the latest event time (µs) of `files`; None if rows have no event time. The result is
+    empty for a log by day, whose train rows follow from `trained_days`.
+    """
+    if config.log.by_day:
+        return {}
+    until = None
+    if EVENT_TIME in spec.key_columns:
+        last = [describe(file.path)[4][EVENT_TIME][2] for file in files]
+        until = None if None in last else max(last)
+    return {
+        "trained_rows": {**config.split.model_dump(include={"by", "train", "validation"}), "until": until}
+    }
 
 
 def _id_counts(train: Train, lake: LakePaths, workflow_version: str) -> IdCounts:
@@ -281,6 +300,7 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
             "version": version,
             "refit_of": champion,
             "trained_days": sorted({*plan.description["trained_days"], *days}),
+            **_trained_rows(config, plan.spec, (*plan.train_files, *held_out)),
         },
         train=plan.train.model_copy(update={"baselines": [], "evaluate_every_steps": 0, "stop_at": None}),
         splits={"train": (*plan.splits["train"], *held_out)},

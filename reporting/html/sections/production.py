@@ -108,7 +108,7 @@ def _days(total: Mapping[str, Any]) -> str:
     )
     verb = "is" if len(left_out) == 1 else "are"
     dates = counted(len(left_out), "date")
-    why = "with other models, or with another share, salt or length of lists,"
+    why = "with other models, or with another share, salt, length of lists or other resamples,"
     return words + (f"; {dates} {why} {verb} left out" if left_out else "")
 
 
@@ -214,6 +214,8 @@ def _explored(facts: Mapping[str, Any]) -> Html:
         rows.append([f"Not estimated: {explored['reason']}", "", "", ""])
     entries = numbers.counted(explored.get("effective_entries"), "effective entry", "effective entries")
     words = f"Explored positions, {entries}"
+    if explored.get("equal_scores"):
+        words += f"; {counted(explored['equal_scores'], 'entry', 'entries')} of equal scores left out"
     return table(["Drawn items", "Click rate", "Low", "High"], rows, words)
 
 

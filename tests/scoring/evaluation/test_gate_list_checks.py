@@ -80,6 +80,15 @@ def test_few_users_warn_and_do_not_decide(low: float, users: int, known: bool) -
     assert f"{few} too few to decide on (gate.min_users=100)" in decision.checks[-2].message
 
 
+@pytest.mark.parametrize("users, level", [(500, "hold"), (499, "warn")])
+def test_min_users_above_lists_users_does_not_switch_the_check_off(users: int, level: str) -> None:
+    decision = verdict(comparison(-0.08, -0.03, users), min_users=2_000, lists_users=500)
+    assert decision.promoted is (level == "warn")
+    assert levels(decision)["list_ndcg"] == level
+    few = "499 users are too few to decide on (gate.lists_users=500)"
+    assert (few in decision.checks[-2].message) is (level == "warn")
+
+
 def test_enough_users_without_an_interval_keep_the_champion() -> None:
     decision = verdict(comparison(None))
     assert not decision.promoted

@@ -123,6 +123,19 @@ def test_sums_of_days_are_resamples_of_users_with_all_their_days() -> None:
     assert add_days([]) == {}
 
 
+def test_a_day_without_users_of_the_treatment_does_not_remove_it_from_the_total() -> None:
+    busy = sums_of(*lists_and_clicks(8))
+    lists, clicks = lists_and_clicks(5, 40)
+    quiet = from_table(to_table(sums_of(lists[lists.variant == "control"], clicks)))
+    assert list(quiet) == ["control"]
+    total = add_days([busy, quiet])
+    for name in SUMS:
+        np.testing.assert_array_equal(total["treatment"][name], busy["treatment"][name])
+        np.testing.assert_array_equal(total["control"][name], busy["control"][name] + quiet["control"][name])
+    assert_equal(add_days([quiet, busy]), total)
+    assert stop_reason(settings_of(), compare_variants(total, 0.95)) is not None
+
+
 def test_a_variant_without_users_or_clicks_has_no_figures() -> None:
     lists, clicks = lists_and_clicks(6, 50)
     only = compare_variants(sums_of(lists[lists.variant == "control"], clicks), 0.95)
