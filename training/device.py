@@ -1,4 +1,4 @@
-"""Chooses the device of a process, and sets mixed precision and the number of threads."""
+"""Chooses the device and the streams of a process, and sets mixed precision and the number of threads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, assert_never
 
 import torch
+from torch import Tensor
 
 from conf.errors import ConfigError
 
@@ -39,6 +40,15 @@ def choose_device(
             "with at most one process for each GPU of a host",
         )
     return torch.device("cuda", index)
+
+
+def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Returns a context in which the GPU of a tensor is the current GPU. It has no effect for a CPU tensor.
+
+    torch's operators run on the GPU of their tensors, but Triton launches kernels on the current GPU of the
+    thread. That is the first GPU if nothing has chosen another one.
+    """
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 # Mixed precision computes matrix products in a 16-bit dtype.
