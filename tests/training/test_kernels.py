@@ -207,6 +207,7 @@ LAUNCHES: list[tuple[Callable[[], object], set[str]]] = [
 
 
 @pytest.mark.parametrize("call, launched", LAUNCHES)
+@pytest.mark.usefixtures("device")  # modules with kernels are imported for the interpreter
 def test_kernels_are_launched_on_the_device_of_their_tensors(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], launched: set[str]
 ) -> None:
