@@ -513,7 +513,7 @@ class Train(Strict):
         default="auto",
         description="Kernels for embedding lookups, their updates and DLRM's interaction on a GPU. `triton`: "
         "Triton kernels; they need a C compiler, and the job fails if there is none. `torch`: "
-        "operators of torch. `auto`: Triton kernels if there is a C compiler, otherwise torch with a "
+        "operators of torch. `auto`: Triton kernels if every rank has a C compiler, otherwise torch with a "
         "warning. Results differ only by rounding.",
     )
     evaluate_every_steps: Annotated[int, Field(ge=0, lt=2**31)] = Field(

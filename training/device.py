@@ -1,12 +1,14 @@
-"""Chooses the device of a process, and sets mixed precision and the number of threads."""
+"""Chooses the device and the streams of a process, and sets mixed precision and the number of threads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Literal, assert_never
 
 import torch
+from torch import Tensor
 
 from conf.errors import ConfigError
 
@@ -39,6 +41,29 @@ def choose_device(
             "with at most one process for each GPU of a host",
         )
     return torch.device("cuda", index)
+
+
+def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Returns a context in which the GPU of a tensor is the current GPU. It has no effect for a CPU tensor.
+
+    torch's operators run on the GPU of their tensors, but Triton launches kernels on the current GPU of the
+    thread. That is the first GPU if nothing has chosen another one.
+    """
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+@cache
+def side_stream(
+    device: torch.device, purpose: Literal["loader", "requests", "scoring"]
+) -> torch.cuda.Stream | None:
+    """Returns the stream of this process on which a GPU works beside its main stream; None for a CPU.
+
+    Each purpose has one stream, which all threads share. torch uses freed memory again only on the stream for
+    which it was allocated, so the memory of a stream that is no longer used would be lost. Work of different
+    threads runs in the order in which it was queued. So an event that a thread records after its own work may
+    also wait for work of other threads, but never for too little.
+    """
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 # Mixed precision computes matrix products in a 16-bit dtype.

@@ -164,7 +164,7 @@ def lists_from_vectors(
     """
     request = ItemVectorsRequest(files, n, store.device)
     rows = select(users, [USER_KEY, column, EXCLUDED])
-    return score_in_batches(rows, _lister(request, column), LISTED, USERS_PER_BATCH)
+    return score_in_batches(rows, _lister(request, column), LISTED, USERS_PER_BATCH, store.device)
 
 
 def with_exclusions(users: Rows, of_users: Rows, column: Literal["history", "vector"]) -> Rows:

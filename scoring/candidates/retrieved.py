@@ -206,7 +206,7 @@ def retrieved_items(users: Rows, features: Sequence[str], request: RetrievalRequ
             model with vectors (training/models/factorization.py).
     """
     rows = select(users, [USER_KEY, *features, EXCLUDED])
-    return score_in_batches(rows, _retriever(request), LISTED, USERS_PER_BATCH)
+    return score_in_batches(rows, _retriever(request), LISTED, USERS_PER_BATCH, request.model.device)
 
 
 def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:

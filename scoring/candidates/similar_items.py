@@ -85,7 +85,7 @@ def lists_of_similar_items(
         FROM {users} AS users LEFT JOIN {of_user} AS of_user ON of_user.user_key = users.user_key
     """
     users = query(text, users=exclusions.users, of_user=histories(history))
-    return score_in_batches(users, _lister(files, source.n), LISTED, USERS_PER_BATCH)
+    return score_in_batches(users, _lister(files, source.n), LISTED, USERS_PER_BATCH, "cpu")
 
 
 def _neighbours(history: Rows, most: int, shrink: float) -> Rows:

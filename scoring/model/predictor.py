@@ -53,10 +53,15 @@ class MicroBatch:
 
     Args:
         rows: initial number of rows, at least 1.
+
+    Attributes:
+        rows: the current number of rows.
+        halvings: how often the size was halved.
     """
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
+        self.halvings = 0
 
     def within_memory(self, work: Callable[[int], Result]) -> Result:
         """Calls `work` with the number of rows of a micro-batch, and returns its result.
@@ -103,6 +108,7 @@ class MicroBatch:
     def _halve(self, reason: str) -> None:
         """Halves the number of rows, logs a warning, and frees the GPU memory that torch has cached."""
         self.rows //= 2
+        self.halvings += 1
         log.warning("the device is out of memory; micro-batches now have %d rows (%s)", self.rows, reason)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from conf.errors import DataError
 from scoring.model.launch_ahead import ResultCopy, launch_ahead, to_device
-from scoring.model.predictor import Predictor
+from scoring.model.predictor import Predictor, Result
 from scoring.ranking.pair_scorer import Blend, PairScorer, SourceScores
 from scoring.ranking.pairs import (
     CandidateLists,
@@ -124,7 +124,7 @@ class ListScorer:
 
 
 # At least this number of (user, item) cells are ranked together, even if a micro-batch of the model has fewer
-# pairs.
+# pairs. The number is halved together with the micro-batch when memory runs out.
 _MIN_PLACES = 131_072
 
 # Minimum number of users per pass over the items: the first number if the item parts stay in memory, the
@@ -235,7 +235,8 @@ class ListRanker:
 
         Raises:
             DataError: a score is NaN, or candidates are out of range or repeated. The message names the user.
-            InfrastructureError: the device has too little memory even for one pair.
+            InfrastructureError: the device has too little memory for a block of users, even with the smallest
+                micro-batches.
         """
         return self.recommend_all(iter([users]))
 
@@ -268,19 +269,33 @@ class ListRanker:
 
     def _blocks(self, batches: Iterator[_Users]) -> Iterator[_Block]:
         """Yields the blocks of users of all batches. Each batch is copied to the device as a whole."""
-        device = self.predictor.device
         least = _LEAST_USERS if self.list_scorer.pair_scorer.keeps_items else _LEAST_USERS_ANEW
         for batch in batches:
-            side, lists = batch.side.to(device), batch.lists.to(device)
-            scores = None
-            if batch.sources is not None:
-                scores = to_device(torch.from_numpy(batch.sources.scores), device)
+            side, lists, scores = self._within_memory(partial(self._copied, batch))
             for users in blocks(lists.most(), self._places, least, _MOST_USERS):
                 yield _Block(users, side, lists, batch.sources, scores)
 
-    @torch.inference_mode()
+    def _copied(self, batch: _Users) -> tuple[SideInputs, CandidateLists, Tensor | None]:
+        """Returns a batch's inputs, candidates and scores of the sources on the device."""
+        device, scores = self.predictor.device, None
+        if batch.sources is not None:
+            scores = to_device(torch.from_numpy(batch.sources.scores), device)
+        return batch.side.to(device), batch.lists.to(device), scores
+
+    def _within_memory(self, work: Callable[[], Result]) -> Result:
+        """Returns the result of `work`, which is called again with smaller micro-batches if memory runs out.
+
+        Raises:
+            InfrastructureError: memory runs out even with the smallest micro-batches.
+        """
+        return self.predictor.micro_batch.within_memory(lambda _: work())
+
     def _launch(self, block: _Block) -> _LaunchedLists:
         """Starts the work for a block of users. With business rules, the host waits for the result."""
+        return self._within_memory(partial(self._launch_once, block))
+
+    @torch.inference_mode()
+    def _launch_once(self, block: _Block) -> _LaunchedLists:
         users, lists = block.users, block.lists
         parts = self.list_scorer.pair_scorer.user_parts(block.side.part(users))
         names = lists.users.slice(users.start, users.stop - users.start)
@@ -314,13 +329,14 @@ class ListRanker:
         if wrong_lists:
             launched.block.lists.require_right(launched.block.users)
         if found_nan:
-            launched.rank_again()
+            self._within_memory(launched.rank_again)
         return self._best(numbers[:-2].view(len(launched.names), -1), launched.names)
 
     @property
     def _places(self) -> int:
         """Returns the maximum number of cells (pairs of user and item) that are ranked together."""
-        return max(self.predictor.micro_batch.rows, _MIN_PLACES)
+        micro_batch = self.predictor.micro_batch
+        return max(micro_batch.rows, _MIN_PLACES >> micro_batch.halvings)
 
     @property
     def _pool(self) -> int:
@@ -519,7 +535,6 @@ class CandidateLogits:
         self._predictor, self._num_items = predictor, len(items.keys)
         self._pair_scorer = PairScorer(predictor, items.side.to(predictor.device))
 
-    @torch.inference_mode()
     def measure(self, users: pa.RecordBatch, sources: int) -> pa.RecordBatch:
         """Returns the candidates of each user with their logits, as a batch with the schema MEASURED.
 
@@ -534,7 +549,12 @@ class CandidateLogits:
 
         Raises:
             DataError: candidates are out of range or repeated. The message names the user.
+            InfrastructureError: the device has too little memory even for the smallest micro-batches.
         """
+        return self._predictor.micro_batch.within_memory(lambda _: self._measure(users, sources))
+
+    @torch.inference_mode()
+    def _measure(self, users: pa.RecordBatch, sources: int) -> pa.RecordBatch:
         predictor, keys, candidates = self._predictor, users.column(USER_KEY), users.column(CANDIDATES)
         rows = pa.Table.from_batches([users])
         side = side_of(rows, predictor.spec, predictor.multi_hot, "user").to(predictor.device)
@@ -543,7 +563,8 @@ class CandidateLogits:
         if lists.to(predictor.device).wrong:
             lists.require_right(slice(0, len(users)))
         logits = [np.zeros(0, np.float32)]
-        for block in blocks(lists.most(), _MOST_PLACES, _LEAST_LOGIT_USERS, _MOST_LOGIT_USERS):
+        most_places = max(_MOST_PLACES >> predictor.micro_batch.halvings, 1)
+        for block in blocks(lists.most(), most_places, _LEAST_LOGIT_USERS, _MOST_LOGIT_USERS):
             parts = self._pair_scorer.user_parts(side.part(block))
             asked = lists.of(block)
             pieces = Pieces.of(asked.lengths, np.cumsum(asked.lengths) - asked.lengths, asked.items)

@@ -30,6 +30,7 @@ from storage.file_digests import new_file
 from storage.publish import with_footer
 from training.data.prefetch import in_threads
 from training.data.sharding import BLOCK_ROWS
+from training.device import side_stream
 from training.models.inputs import id_columns
 
 _MOST_READERS, _MOST_WRITERS = 8, 4
@@ -240,7 +241,7 @@ class _DeviceRows:
             for feature, span in self._layout
             for _ in range(span.start, span.stop)
         ]
-        self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._copies = side_stream(self._device, "scoring")
         with self._on_copies():
             self._largest = to_device(torch.tensor(largest, dtype=torch.int64), self._device)
 

@@ -22,6 +22,7 @@ from scoring.requests import (
     POSITIVES,
     PROBABILITY,
     SOURCE_SCORES,
+    DeviceKind,
     ListRequest,
     ModelRequest,
 )
@@ -102,9 +103,10 @@ def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
     """
     columns = [USER_KEY, *(feature.name for feature in spec.scoped("user")), CANDIDATES, EXCLUDED]
     columns += [SOURCE_SCORES] if request.blend else []
-    on_gpu = isinstance(users, pa.Table) and _process_has_gpu()
+    device = request.model.device
+    on_gpu = isinstance(users, pa.Table) and _process_uses_gpu(device)
     batch_users = _USERS_PER_GPU_BATCH if on_gpu else _USERS_PER_BATCH
-    return score_in_batches(select(users, columns), _list_maker(request), LISTS, batch_users)
+    return score_in_batches(select(users, columns), _list_maker(request), LISTS, batch_users, device)
 
 
 def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sources: int) -> Rows:
@@ -129,7 +131,7 @@ def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sou
         for batch in batches:
             yield scorer.measure(batch, sources)
 
-    return score_in_batches(rows, measure, MEASURED, _USERS_PER_BATCH)
+    return score_in_batches(rows, measure, MEASURED, _USERS_PER_BATCH, request.model.device)
 
 
 def score_rows(
@@ -148,7 +150,8 @@ def score_rows(
     known = inputs.schema if isinstance(inputs, pa.Table | StoredRows) else arrow_schema(inputs)
     kind = pa.float64() if double else pa.float32()
     schema = pa.schema([*(known.field(name) for name in keep), pa.field(PROBABILITY, kind)])
-    return score_in_batches(inputs, _row_scorer(model, tuple(keep), double), schema, _ROWS_PER_BATCH)
+    scorer = _row_scorer(model, tuple(keep), double)
+    return score_in_batches(inputs, scorer, schema, _ROWS_PER_BATCH, model.device)
 
 
 def score_in_batches(
@@ -156,30 +159,35 @@ def score_in_batches(
     function: Callable[[Batches], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
     batch_rows: int,
+    device: DeviceKind,
 ) -> Rows:
     """Applies a function that computes with torch to batches of rows, in Spark's workers or in this process.
-
-    For a table or for files, this process uses one thread if it has a GPU, otherwise one for each core.
 
     Args:
         rows, function, schema: see `spark.rows.map_rows`.
         batch_rows: number of rows in each batch, if `rows` is a table or files.
+        device: the device on which the function computes. For a table or for files, this process uses one
+            thread if that is a GPU, otherwise one for each core.
     """
     if not isinstance(rows, pa.Table | StoredRows):
         return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, 1, batch_rows)
     with one_torch_thread():
-        return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, threads_of_process(), batch_rows)
+        threads = threads_of_process(device)
+        return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, threads, batch_rows)
 
 
-def threads_of_process() -> int:
-    """Returns the number of threads of this process that score: one for each core, or one for a GPU."""
-    return 1 if _process_has_gpu() else cores_without_jvm() or 1
+def threads_of_process(device: DeviceKind) -> int:
+    """Returns the number of threads of this process that score on a device.
+
+    There is one thread for a GPU, or one for each core. If `device` is `auto`, a GPU is used if there is one.
+    """
+    return 1 if _process_uses_gpu(device) else cores_without_jvm() or 1
 
 
-def _process_has_gpu() -> bool:
+def _process_uses_gpu(device: DeviceKind) -> bool:
     import torch
 
-    return torch.cuda.is_available()
+    return device != "cpu" and torch.cuda.is_available()
 
 
 @contextmanager
@@ -210,7 +218,7 @@ def divide_split(
     each task, or if the device is `cuda`.
     """
     if spark is None:
-        slots, gpu = threads_of_process(), _process_has_gpu()
+        slots, gpu = threads_of_process(model.device), _process_uses_gpu(model.device)
     else:
         cores = int(spark.conf.get("spark.task.cpus", "1") or 1)
         slots = max(spark.sparkContext.defaultParallelism // cores, 1)
@@ -261,7 +269,7 @@ def score_split(
     if spark is not None:
         written = collect_results(spark, len(tasks), score, SCORING_IMPORTS)
     else:
-        with one_torch_thread(), ThreadPoolExecutor(threads_of_process()) as pool:
+        with one_torch_thread(), ThreadPoolExecutor(threads_of_process(model.device)) as pool:
             written = list(pool.map(score, range(len(tasks))))
     return [name for names in written for name in json.loads(names)]
 

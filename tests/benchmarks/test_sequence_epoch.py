@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import sequence_epoch
 from benchmarks.peers.plain_movielens import Adam
 from benchmarks.peers.plain_sasrec import SASRec, train_epoch
 from benchmarks.sequence_epoch import FEWEST, made_up, medians, ratios_of, trained_choices
+from setup.console import SetupError
 
 
 def test_the_log_has_about_the_choices_asked_for_and_follows_items() -> None:
@@ -66,3 +70,27 @@ def test_a_ratio_is_the_peers_median_divided_by_ours_and_none_if_it_did_not_run(
 def test_peers_train_on_the_choices_before_the_last_two() -> None:
     sequences = [np.arange(1, length + 1) for length in (3, 4, 7)]
     assert [own.tolist() for own in trained_choices(sequences)] == [[1, 2], [1, 2, 3, 4, 5]]
+
+
+def test_the_start_of_a_process_is_not_a_part_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def starts_in(seconds: float) -> Callable[[int], None]:
+        """A training with epochs of a second, the first of which also takes the time of the start."""
+        start = [seconds]
+
+        def train(epochs: int) -> None:
+            nonlocal now
+            now += epochs + (start.pop() if start else 0)
+
+        return train
+
+    def no_replay(*_: object, install: bool) -> None:
+        raise SetupError("not installed")
+
+    monkeypatch.setattr(sequence_epoch, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(sequence_epoch, "contender", lambda *_: starts_in(6.0))
+    monkeypatch.setattr(sequence_epoch, "plain", lambda *_: starts_in(3.0))
+    monkeypatch.setattr(sequence_epoch, "replay", no_replay)
+    seconds, _ = sequence_epoch.measure([], 2, "cuda", install=False)
+    assert seconds == {"ours": [1.0, 1.0], "plain_torch": [1.0, 1.0]}

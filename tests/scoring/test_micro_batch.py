@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from conf.errors import InfrastructureError
 from scoring.model.predictor import MicroBatch, default_rows, row_bytes, rows_within
+from scoring.ranking import recommender
 from scoring.ranking.pair_scorer import kept_limit
 from scoring.ranking.recommender import ListRanker
 from tests.scoring.ranking.test_recommender import assert_same_lists, batch_of, lists_of
@@ -114,22 +117,59 @@ def test_bytes_of_a_row_count_layers_and_vectors(reference: ReferenceScores) -> 
     assert row_bytes(nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 1))) == 4 * (10 + 6 + 6 + 1)
 
 
-def cramped(recommender: ListRanker, most: int, rows: int) -> tuple[ListRanker, Cramped]:
+def cramped(ranker: ListRanker, most: int, rows: int) -> tuple[ListRanker, Cramped]:
     """The recommender on a device with memory for `most` rows, and its model."""
-    model = Cramped(recommender.predictor.model, most)
-    predictor = replace(recommender.predictor, model=model, micro_batch=MicroBatch(rows))
-    return ListRanker.of(predictor, recommender.items, recommender.k), model
+    model = Cramped(ranker.predictor.model, most)
+    predictor = replace(ranker.predictor, model=model, micro_batch=MicroBatch(rows))
+    return ListRanker.of(predictor, ranker.items, ranker.k), model
 
 
 @pytest.mark.parametrize("most", [1, 6, 50])
 def test_lists_stay_the_same_when_memory_runs_out(reference: ReferenceScores, most: int) -> None:
-    recommender = make_recommender(reference.request)
+    ranker = make_recommender(reference.request)
     candidates: list[list[int] | None] = [None, [3], [], [7, 2, 9, 0], None] * 7 + [None, [1]]
     users = batch_of(reference.users, candidates=candidates)
-    squeezed, model = cramped(recommender, most, 400)
-    assert_same_lists(lists_of(squeezed, users), lists_of(recommender, users))
+    squeezed, model = cramped(ranker, most, 400)
+    assert_same_lists(lists_of(squeezed, users), lists_of(ranker, users))
     assert squeezed.predictor.micro_batch.rows <= most
     assert model.largest <= most
+
+
+def failing(function: Callable[..., Any], times: float) -> Callable[..., Any]:
+    """The function, of which the first calls fail because memory runs out."""
+    calls = 0
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls <= times:
+            raise torch.OutOfMemoryError("tried to allocate 64 MiB")
+        return function(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("step", ["top_keys", "ranking_keys", "to_device", "ResultCopy"])
+def test_lists_stay_the_same_when_memory_runs_out_for_the_ranking(
+    reference: ReferenceScores, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    ranker = make_recommender(reference.request)
+    users = batch_of(reference.users)
+    expected = lists_of(ranker, users)
+    rows, places = ranker.predictor.micro_batch.rows, ranker._places
+    monkeypatch.setattr(recommender, step, failing(getattr(recommender, step), 2))
+    assert_same_lists(lists_of(ranker, users), expected)
+    assert (ranker.predictor.micro_batch.rows, ranker._places) == (rows // 4, places // 4)
+
+
+@pytest.mark.parametrize("step", ["top_keys", "to_device"])
+def test_a_ranking_that_never_fits_is_an_infrastructure_error(
+    reference: ReferenceScores, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    ranker = make_recommender(reference.request)
+    monkeypatch.setattr(recommender, step, failing(getattr(recommender, step), float("inf")))
+    with pytest.raises(InfrastructureError, match="tried to allocate 64 MiB"):
+        lists_of(ranker, batch_of(reference.users))
 
 
 def test_probabilities_of_rows_stay_the_same_when_memory_runs_out(reference: ReferenceScores) -> None:

@@ -23,12 +23,15 @@ from tests.processes import ROOT
 from tests.scoring.reference_scores import SPEC, write_model
 from tests.training.feature_rows import Rows, make_spec, random_rows
 from tests.training.feature_tables import make_config, publish_all
+from tests.training.ranks_in_threads import on_ranks
 from training import kernels
+from training.collectives import Collectives
 from training.embeddings.table import tables_of
 from training.kernels import choice
 from training.kernels.choice import compiler_problem, use_kernels
-from training.loop.run import train_in_process
-from training.loop.training_plan import make_plan
+from training.loop import run
+from training.loop.run import run_plan, train_in_process
+from training.loop.training_plan import TrainPlan, make_plan
 from training.registry.versions import model_version
 
 pytestmark = pytest.mark.processes
@@ -210,6 +213,54 @@ def test_a_training_uses_kernels_as_configured(tmp_path: Path, calls: list[str])
         assert set(calls) == expected, wanted
     assert losses["auto"] == losses["triton"] == pytest.approx(losses["torch"], rel=1e-4)
     assert len(versions) == 1
+
+
+def plan_of_ranks(folder: Path) -> TrainPlan:
+    """A training by two ranks in this process."""
+    lake, spec = LakePaths(str(folder)), make_spec(2, [9, 40])
+    days: dict[Split, dict[str, Rows]] = {"train": {"2026-01-02": random_rows(spec, 64, 2)}}
+    days |= {split: {f"2026-01-0{day}": random_rows(spec, 24, day)} for split, day in HELD_OUT}
+    dataset = publish_all(lake, "2026-01-04", spec, days)
+    train = {"num_ranks": 2, "num_shards": 2, "global_batch_size": 16, "device": "cpu", "baselines": []}
+    config = make_config(lake, model={"architecture": "logistic_regression"}, train=train)
+    return make_plan(config, lake, dataset)
+
+
+def test_ranks_use_kernels_only_if_all_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    can, used = [True, False], []
+    monkeypatch.setattr(run, "use_kernels", lambda *_: can.pop())
+    monkeypatch.setattr(run, "set_kernels", lambda model, use: used.append(use))
+    plan = plan_of_ranks(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        on_ranks(2, lambda collectives: run_plan(plan, collectives, CPU))
+    assert not can
+    assert used == [False, False]
+    assert "all ranks use torch's operators, because only the ranks [" in caplog.text
+
+
+def test_a_rank_that_must_use_kernels_but_cannot_ends_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    can = [True, False]
+
+    def use(*_: object) -> bool:
+        if can.pop():
+            return True
+        raise ConfigError("train.kernels=triton cannot be used on node-2", "install a compiler")
+
+    monkeypatch.setattr(run, "use_kernels", use)
+    plan = plan_of_ranks(tmp_path)
+
+    def body(collectives: Collectives) -> str:
+        with pytest.raises(
+            ConfigError, match=r"rank .: train\.kernels=triton cannot be used on node-2"
+        ) as caught:
+            run_plan(plan, collectives, CPU)
+        return caught.value.remedy
+
+    assert on_ranks(2, body) == ["install a compiler"] * 2
 
 
 def test_scoring_uses_kernels_as_configured(tmp_path: Path, calls: list[str]) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +20,8 @@ from torch import Tensor
 from storage.feature_spec import PAD_ID
 from tests.training.interpreted import device_of_kernels
 from training import kernels
+from training.data.sharding import BLOCK_ROWS
+from training.device import on_device_of
 
 ROOT = Path(__file__).parents[2]
 Floats = NDArray[np.float64]
@@ -154,6 +161,88 @@ def test_gather_writes_to_given_memory_only_if_it_fits(device: torch.device) -> 
         assert result.dtype == dtype
         assert len(result) == len(other)
         assert torch.equal(memory[:, 0], weight[:6])
+
+
+def test_gather_of_more_ids_than_32_bits_can_count(device: torch.device) -> None:
+    from training.kernels.lookup import FeaturePositions, gather
+
+    rows, columns = 129, 2**24 + 1
+    memory = mmap.mmap(-1, 4 * rows * columns)  # 8.7 GB of zeros, of which only two pages are written
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    ids = torch.from_numpy(np.frombuffer(memory, dtype=np.int32)).view(rows, columns)
+    ids[1, 0], ids[rows - 1, 0] = 3, 4
+    first_row, column = torch.tensor([0], device=device), torch.tensor([0], dtype=torch.int32, device=device)
+    one_column = FeaturePositions(first_row, column, column + 1, lists_from=1, longest=1, mean=False)
+    weight = torch.arange(5.0, device=device).view(5, 1)
+    out = gather(weight, ids.to(device), one_column, torch.float32)
+    assert out.flatten().tolist() == [0, 3, *[0] * (rows - 3), 4]
+
+
+# The calls that launch kernels, and the kernels that each of them launches.
+ROW, ONE = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1)
+LAUNCHES: list[tuple[Callable[[], object], set[str]]] = [
+    (lambda: kernels.look_up(ONE, ROW[:, None], ROW, [], False), {"lookup._gather"}),
+    (
+        lambda: kernels.update(ONE, None, ROW, ONE, 1.0, seed=0, step=0),
+        {"row_update._add_up", "row_update._finish"},
+    ),
+    (lambda: kernels.take(ONE, ONE, 1, ROW), {"tiered_rows._move"}),
+    (lambda: kernels.put(ONE, ONE, 1, ROW, ONE), {"tiered_rows._move"}),
+    (
+        lambda: (
+            kernels.interact(ONE.clone().requires_grad_(), torch.zeros(1, 2, 1, requires_grad=True))
+            .sum()
+            .backward()
+        ),
+        {"interaction._forward", "interaction._backward"},
+    ),
+    (
+        lambda: import_module("training.kernels.pool_rows").write_rows(
+            *(torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int32), ROW, ROW),
+            *(ONE, ONE, ROW, BLOCK_ROWS),
+        ),
+        {"pool_rows._write_rows"},
+    ),
+]
+
+
+@pytest.mark.parametrize("call, launched", LAUNCHES)
+@pytest.mark.usefixtures("device")  # modules with kernels are imported for the interpreter
+def test_kernels_are_launched_on_the_device_of_their_tensors(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], launched: set[str]
+) -> None:
+    current: list[torch.device] = []
+    seen = set()
+
+    @contextmanager
+    def on(tensor: Tensor) -> Iterator[None]:
+        current.append(tensor.device)
+        yield
+        current.pop()
+
+    class Launched:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            assert current == [torch.device("cpu")]
+            seen.add(self.name)
+            return lambda *_, **__: None
+
+    for name in {kernel for _, of_call in LAUNCHES for kernel in of_call}:
+        module, _, kernel = name.partition(".")
+        monkeypatch.setattr(f"training.kernels.{module}.{kernel}", Launched(name))
+        monkeypatch.setattr(f"training.kernels.{module}.on_device_of", on)
+    call()
+    assert seen == launched
+
+
+def test_the_gpu_of_a_tensor_becomes_the_current_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: ("current", device))
+    second = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1))
+    assert on_device_of(second) == ("current", torch.device("cuda", 1))  # type: ignore[comparison-overlap,arg-type]
+    with on_device_of(torch.zeros(1)):  # has no effect
+        pass
 
 
 def interacted(vectors: Floats, first: bool) -> Floats:

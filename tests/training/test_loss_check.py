@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from conf.errors import DataError
 from conf.types import MultiHot
@@ -133,3 +134,14 @@ def test_on_a_gpu_a_loss_is_read_later_but_before_a_checkpoint(
         check.add(number, torch.tensor(0.5), make_batch(16))
     with pytest.raises(DataError, match="the loss at step 1 is nan"):
         check.add(4, torch.tensor(0.5), make_batch(16))
+
+
+def test_a_loss_that_is_read_later_keeps_no_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_check, "_lag_steps", lambda loss: 3)
+    check = make_loss_check(tmp_path, "c")
+    batch = make_batch(16)
+    memory = StorageWeakRef(batch.dense.untyped_storage())
+    check.add(1, torch.tensor(0.5), batch)
+    assert not memory.expired()
+    del batch
+    assert memory.expired()

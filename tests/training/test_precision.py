@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from training.device import mixed_precision
 from training.embeddings.rows import SummedRowGradient
 from training.embeddings.table import tables_of
 from training.loop import forward
-from training.loop.forward import DensePart, Forward
+from training.loop.forward import DensePart, Forward, record
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.models.click_model import ClickModel
@@ -294,6 +295,34 @@ def test_a_model_that_does_not_separate_lookups_cannot_be_compiled() -> None:
     train = Train.model_validate({"num_ranks": 1, "compile": True})
     with pytest.raises(ConfigError, match="Linear does not separate lookups from its dense part"):
         Forward(nn.Linear(1, 1), train)
+
+
+def test_other_threads_may_use_the_gpu_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def graph(name: str, *, pool: int, capture_error_mode: str = "global") -> tuple[str, int, str]:
+        return name, pool, capture_error_mode
+
+    recorded = []
+
+    def make_graphed_callables(
+        part: nn.Module, samples: tuple[Tensor, ...], *, allow_unused_input: bool
+    ) -> None:
+        recorded.append((part, samples, allow_unused_input, torch.cuda.graph("forward", pool=3)))
+        raise RuntimeError("the recording failed")
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", make_graphed_callables)
+    part, samples = nn.Linear(2, 1), (torch.zeros(3, 2),)
+    with pytest.raises(RuntimeError, match="the recording failed"):
+        record(part, samples)
+    assert recorded == [(part, samples, True, ("forward", 3, "thread_local"))]
+    assert torch.cuda.graph is graph
+
+
+def test_torch_still_records_by_the_class_that_we_replace() -> None:
+    """If this fails after an update of torch, see `record`: pass the mode as a parameter if there is one."""
+    function = torch.cuda.make_graphed_callables
+    assert "capture_error_mode" not in inspect.signature(function).parameters
+    assert inspect.getsource(function).count("with torch.cuda.graph(") == 2
 
 
 def test_cuda_graphs_want_a_gpu(rows: Rows) -> None:

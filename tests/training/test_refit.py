@@ -374,7 +374,7 @@ def test_choices_of_all_splits_are_known_when_negatives_are_drawn(no_spark: None
 
 def catalogue_pairs(plan: TrainPlan) -> set[int]:
     """The pairs of user and item that are known when the plan draws negatives."""
-    rank = loop_run._Rank(plan, ALONE, torch.device("cpu"), None)
+    rank = loop_run._Rank(plan, ALONE, torch.device("cpu"), None, kernels=False)
     sampler: Any = rank.rows_of_step(plan.train_files, rank.build(plan.model))
     return set(sampler._catalogue.pairs.tolist())
 

@@ -25,7 +25,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -117,8 +117,8 @@ class Checkpoints:
         each host must still be free. Ranks on one host share its memory. The disk must have space for the
         files of all ranks.
         """
-        size = owned_state(trainer.state(), trainer.row_state(), leads=self._leads).bytes
-        missing = max(size - self._host_copy.bytes, 0)  # a copy reuses the memory of the previous copy
+        owned = owned_state(trainer.state(), trainer.row_state(), leads=self._leads)
+        size, missing = owned.bytes, self._host_copy.missing_bytes(owned)
         free = self._folder.free_bytes() if self._leads else None
         facts = gather_json(
             self._collectives, [socket.gethostname(), missing, available_memory(), size, free]
@@ -376,27 +376,47 @@ class HostCopy:
 
     def take(self, owned: OwnedState) -> dict[str, list[Tensor]]:
         """Copies the state that this rank writes, and returns when the copy is complete."""
-        tensors: dict[str, Sequence[Tensor]] = {name: [value] for name, value in owned.equal.items()}
-        tensors |= owned.rows
-        copies = {
-            name: [self._copy((name, index), piece) for index, piece in enumerate(pieces)]
-            for name, pieces in tensors.items()
-        }
-        for device in {piece.device for pieces in tensors.values() for piece in pieces if piece.is_cuda}:
+        copies: dict[str, list[Tensor]] = {}
+        devices = set()
+        for (name, index), piece in _pieces(owned):
+            copies.setdefault(name, []).append(self._copy((name, index), piece))
+            if piece.is_cuda:
+                devices.add(piece.device)
+        for device in devices:
             torch.cuda.synchronize(device)
         return copies
 
-    @property
-    def bytes(self) -> int:
-        """Returns the size of the memory that is already allocated."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+    def missing_bytes(self, owned: OwnedState) -> int:
+        """Returns the size of the memory that `take` would have to allocate for this state."""
+        missing = [piece for key, piece in _pieces(owned) if self._buffer(key, piece) is None]
+        return sum(_pinned_bytes(piece.nbytes) if piece.is_cuda else piece.nbytes for piece in missing)
+
+    def _buffer(self, key: tuple[str, int], value: Tensor) -> Tensor | None:
+        """Returns the buffer that has the shape and the dtype of a tensor; None if there is none."""
+        buffer = self._buffers.get(key)
+        fits = buffer is not None and buffer.shape == value.shape and buffer.dtype == value.dtype
+        return buffer if fits else None
 
     def _copy(self, key: tuple[str, int], value: Tensor) -> Tensor:
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+        buffer = self._buffer(key, value)
+        if buffer is None:
             buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
             self._buffers[key] = buffer
         return buffer.copy_(value, non_blocking=True)
+
+
+def _pieces(owned: OwnedState) -> Iterator[tuple[tuple[str, int], Tensor]]:
+    """Yields the tensors of a state. The key is the name of the tensor and the index of the piece."""
+    for name, value in owned.equal.items():
+        yield (name, 0), value
+    for name, pieces in owned.rows.items():
+        for index, piece in enumerate(pieces):
+            yield (name, index), piece
+
+
+def _pinned_bytes(size: int) -> int:
+    """Returns how much memory torch allocates for a pinned tensor: the next power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 @dataclass(frozen=True)

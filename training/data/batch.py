@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.collectives import Collectives
+from training.device import side_stream
 from training.models.click_model import Bags
 
 # Buffer pools contain the rows of batches. A pool is filled completely, sliced into batches, and then reused.
@@ -299,7 +300,7 @@ class Transfer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = side_stream(device, "loader")
         self._copying: deque[tuple[torch.cuda.Event, Pool]] = deque()
 
     def __enter__(self) -> Transfer:

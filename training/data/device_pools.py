@@ -24,6 +24,7 @@ from training.data.batch import Pool
 from training.data.columns import Columns
 from training.data.pool_writer import HeldRowGroups, PoolContents, numpy_target_rows
 from training.data.sharding import BLOCK_ROWS, RowRange
+from training.device import side_stream
 
 _ADDRESS_FIELDS = 8  # number of int64 fields that describe a range to the kernel
 
@@ -94,7 +95,7 @@ class DevicePoolWriter:
         self._kernel = kernel
         self._refuse = refuse
         self._is_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._is_gpu else None
+        self._stream = side_stream(device, "loader")
         self._held = HeldRowGroups(arriving, self._hold, self._hold_blocks)
         with self._on_stream():
             self._largest = self._upload(np.array(cardinalities, np.int64)) - 1

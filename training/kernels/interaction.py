@@ -30,6 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from training.device import on_device_of
 from training.kernels.torch_operators import differentiable, operator
 
 _BLOCK_DIM = 128
@@ -69,7 +70,8 @@ def dot_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Ten
     shape = _Shape(bottom, embedded, dtype)
     out = torch.empty(len(embedded), shape.width, dtype=dtype, device=embedded.device)
     if out.numel():
-        _forward[(len(embedded),)](bottom.contiguous(), embedded.contiguous(), out, **shape.arguments)
+        with on_device_of(embedded):
+            _forward[(len(embedded),)](bottom.contiguous(), embedded.contiguous(), out, **shape.arguments)
     return out
 
 
@@ -84,7 +86,8 @@ def dot_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tensor)
     bottom_gradient, embedded_gradient = torch.empty_like(bottom), torch.empty_like(embedded)
     if embedded.numel():
         arguments = (bottom, embedded, gradient.contiguous(), bottom_gradient, embedded_gradient)
-        _backward[(len(embedded),)](*arguments, **shape.arguments)
+        with on_device_of(embedded):
+            _backward[(len(embedded),)](*arguments, **shape.arguments)
     return bottom_gradient, embedded_gradient
 
 

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from storage.feature_spec import PAD_ID
+from training.device import on_device_of
 from training.kernels.tail import Tail
 
 # One program (an instance of the kernel) gathers at most this many numbers. With 4,096 numbers, the kernel
@@ -101,29 +102,30 @@ def gather(
     if out.numel() == 0:
         return out
     block = block_of(dim, tiered=tail is not None)
-    _gather[(triton.cdiv(vectors, block),)](
-        weight,
-        weight if scales is None else scales,
-        weight if tail is None else tail.rows,
-        0 if tail is None else tail.first,
-        ids.contiguous(),
-        features.first_row,
-        features.column,
-        features.width,
-        out,
-        vectors,
-        columns,
-        num_features,
-        features.lists_from,
-        PAD=PAD_ID,
-        SCALED=scales is not None,
-        TIERED=tail is not None,
-        DIM=dim,
-        LONGEST=features.longest,
-        MEAN=features.mean,
-        BLOCK=block,
-        BLOCK_DIM=triton.next_power_of_2(dim),
-    )
+    with on_device_of(weight):
+        _gather[(triton.cdiv(vectors, block),)](
+            weight,
+            weight if scales is None else scales,
+            weight if tail is None else tail.rows,
+            0 if tail is None else tail.first,
+            ids.contiguous(),
+            features.first_row,
+            features.column,
+            features.width,
+            out,
+            vectors,
+            columns,
+            num_features,
+            features.lists_from,
+            PAD=PAD_ID,
+            SCALED=scales is not None,
+            TIERED=tail is not None,
+            DIM=dim,
+            LONGEST=features.longest,
+            MEAN=features.mean,
+            BLOCK=block,
+            BLOCK_DIM=triton.next_power_of_2(dim),
+        )
     return out
 
 
@@ -163,12 +165,18 @@ def _gather(
 
     Vector v is the vector of feature v % C in row v // C of the batch.
     """
-    vector = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # Positions in `ids` and `out` are int64. Only the first vector is divided as int64, once for the tile,
+    # because a division of each vector takes much less time in int32.
+    first_vector = tl.program_id(0).to(tl.int64) * BLOCK
+    first_batch_row = first_vector // num_features
+    place = (first_vector - first_batch_row * num_features).to(tl.int32) + tl.arange(0, BLOCK)
+    vector = first_vector + tl.arange(0, BLOCK)
     number = tl.arange(0, BLOCK_DIM)
     inside = vector < vectors
-    feature = vector % num_features
+    feature = place % num_features
     start = tl.load(first_row + feature, mask=inside, other=0)
-    first = (vector // num_features) * columns + tl.load(column + feature, mask=inside, other=0)
+    batch_row = first_batch_row + place // num_features
+    first = batch_row * columns + tl.load(column + feature, mask=inside, other=0)
     length = tl.load(width + feature, mask=inside, other=0)
     total = tl.full((BLOCK, BLOCK_DIM), 0.0, tl.float32)
     count = tl.full((BLOCK,), 0.0, tl.float32)
@@ -180,10 +188,10 @@ def _gather(
         mask = has[:, None] & (number < DIM)[None, :]
         if TIERED:
             is_hot = (row < first_tail)[:, None]
-            place = weight + row[:, None] * DIM + number[None, :]
+            in_device = weight + row[:, None] * DIM + number[None, :]
             in_host = tail + (row - first_tail)[:, None] * DIM + number[None, :]
             of_tail = tl.load(in_host, mask=mask & (row >= first_tail)[:, None], other=0)
-            values = tl.where(is_hot, tl.load(place, mask=mask & is_hot, other=0), of_tail).to(tl.float32)
+            values = tl.where(is_hot, tl.load(in_device, mask=mask & is_hot, other=0), of_tail).to(tl.float32)
         else:
             values = tl.load(weight + row[:, None] * DIM + number[None, :], mask=mask, other=0).to(tl.float32)
         if SCALED:
@@ -193,5 +201,5 @@ def _gather(
     if MEAN:
         total = total / tl.where(count > 1.0, count, 1.0)[:, None]
     mask = inside[:, None] & (number < DIM)[None, :]
-    target = out + vector.to(tl.int64)[:, None] * DIM + number[None, :]
+    target = out + vector[:, None] * DIM + number[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=mask)

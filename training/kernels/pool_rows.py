@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from training.device import on_device_of
+
 _TILE_COLUMNS = 64
 # With 4 warps, a tile of 32 rows and 64 columns does not fit into the registers of compute capability 9.0.
 WARPS = 8
@@ -49,20 +51,21 @@ def write_rows(
     """
     num_dense, id_width = dense.shape[1], ids.shape[1]
     columns = tile_columns(num_dense, id_width)
-    _write_rows[(len(tiles), triton.cdiv(1 + num_dense + id_width, columns))](
-        ranges,
-        tiles,
-        targets,
-        labels,
-        dense,
-        ids,
-        weights,
-        DENSE=num_dense,
-        IDS=id_width,
-        COLUMNS=columns,
-        BLOCK=block_rows,
-        num_warps=WARPS,
-    )
+    with on_device_of(labels):
+        _write_rows[(len(tiles), triton.cdiv(1 + num_dense + id_width, columns))](
+            ranges,
+            tiles,
+            targets,
+            labels,
+            dense,
+            ids,
+            weights,
+            DENSE=num_dense,
+            IDS=id_width,
+            COLUMNS=columns,
+            BLOCK=block_rows,
+            num_warps=WARPS,
+        )
 
 
 def tile_columns(num_dense: int, id_width: int) -> int:

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from training.device import on_device_of
 from training.kernels.tail import Tail
 
 _CHUNK = 32
@@ -100,8 +101,9 @@ def update_rows(
     }
     scaled = gradient if scales is None else scales[order]
     inputs = (ordered, ordered_names, origin, gradient.contiguous(), scaled, parts, lookups)
-    _add_up[(chunks,)](*inputs, *target, SCALED=scales is not None, **compiled)
-    _finish[(chunks,)](ordered, ordered_names, parts, lookups, *target, PARTS=_PARTS, **compiled)
+    with on_device_of(weight):
+        _add_up[(chunks,)](*inputs, *target, SCALED=scales is not None, **compiled)
+        _finish[(chunks,)](ordered, ordered_names, parts, lookups, *target, PARTS=_PARTS, **compiled)
 
 
 def _pools(

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from training.device import on_device_of
+
 _TILE = 1024
 
 
@@ -30,9 +32,10 @@ def take(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor) -> Tensor:
     """
     out = torch.empty(len(rows), hot.shape[1], dtype=hot.dtype, device=rows.device)
     if out.numel():
-        _move[_grid(out)](
-            hot, tail, rows.contiguous(), out, len(rows), first_tail, WRITES=False, **_block(out)
-        )
+        with on_device_of(hot):
+            _move[_grid(out)](
+                hot, tail, rows.contiguous(), out, len(rows), first_tail, WRITES=False, **_block(out)
+            )
     return out
 
 
@@ -40,9 +43,10 @@ def put(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor, values: Tensor
     """Sets rows of the matrix, which are all different, to `values` (N, E). See `take`."""
     values = values.to(hot.dtype).contiguous()
     if values.numel():
-        _move[_grid(values)](
-            hot, tail, rows.contiguous(), values, len(rows), first_tail, WRITES=True, **_block(values)
-        )
+        with on_device_of(hot):
+            _move[_grid(values)](
+                hot, tail, rows.contiguous(), values, len(rows), first_tail, WRITES=True, **_block(values)
+            )
 
 
 def _block(values: Tensor) -> dict[str, int]:

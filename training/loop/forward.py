@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -185,7 +186,7 @@ class Forward:
         samples = (dense.clone(), *(vector.detach().requires_grad_() for vector in vectors))
         # Recording and steps use different streams. Without this call, torch would warn about that.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces `forward`
+        record(recorded, samples)
         return recorded
 
     @contextmanager
@@ -199,6 +200,26 @@ class Forward:
                     "install a C++ compiler (g++) on every node, or --set train.compile=false",
                 ) from error
             raise
+
+
+def record(part: nn.Module, samples: tuple[Tensor, ...]) -> None:
+    """Replaces the method `forward` of a module by CUDA graphs of its forward and backward pass.
+
+    Meanwhile, other threads may allocate memory and use other streams, as the loader does. By default, torch
+    records in a mode in which such calls fail, and the recording with them. `make_graphed_callables` has no
+    parameter for the mode (docs/decisions/training-on-gpus.md#0161), so `torch.cuda.graph`, which it calls,
+    is replaced until it returns.
+
+    Args:
+        part: the module.
+        samples: inputs with the shapes of all later inputs. The graphs read their inputs from this memory.
+    """
+    graph = torch.cuda.graph
+    torch.cuda.graph = partial(graph, capture_error_mode="thread_local")  # type: ignore[assignment,misc]
+    try:
+        torch.cuda.make_graphed_callables(part, samples, allow_unused_input=True)
+    finally:
+        torch.cuda.graph = graph  # type: ignore[misc]
 
 
 def _require_separate(model: nn.Module) -> ClickModel:

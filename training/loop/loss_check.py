@@ -29,7 +29,8 @@ from training.data.sharding import DataFile
 from training.loop.training_loop import Callback, StepResult, TrainingState
 from training.models.inputs import id_columns
 
-# On a GPU, a loss is read after this number of steps. The host is rarely so many steps ahead of the GPU.
+# On a GPU, a loss is read after this number of steps. The host is rarely so many steps ahead of the GPU. The
+# memory of the GPU then has copies of the rows of these steps and of one more step.
 _LAG_STEPS = 8
 # Dense features are normalized, or logarithms of counts. So a larger absolute value is reported as a likely
 # cause.
@@ -40,13 +41,17 @@ _EXTREME_VALUE = 1e4
 class _Step:
     """A step whose rows are saved if its loss is not finite.
 
-    `loss` is in host memory once the event `ready` has occurred.
+    Attributes:
+        number: number of steps done, including this step.
+        loss: a scalar. It is in host memory once the event `ready` has occurred.
+        ready: the event; None if the loss is already there.
+        rows: the tensors `dense`, `categorical`, `labels` and `weights` of this rank's batch.
     """
 
     number: int
     loss: Tensor
     ready: torch.cuda.Event | None
-    batch: Batch
+    rows: Mapping[str, Tensor]
 
 
 class LossCheck(Callback):
@@ -94,20 +99,23 @@ class LossCheck(Callback):
         Args:
             number: number of steps done, including this step.
             loss: a scalar on any device, equal on all ranks.
-            batch: this rank's rows of the step.
+            batch: this rank's rows of the step. If the loss is checked later, the rows are copied: a batch
+                would keep all batches of its pool in memory until then.
 
         Raises:
             DataError: a loss is not finite. The error names the step, the columns with extreme values, and
                 the files that contain the step's rows.
         """
+        lag, rows, ready = _lag_steps(loss), _tensors(batch), None
+        if lag:
+            rows = {name: value.clone() for name, value in rows.items()}
         if loss.is_cuda:
-            host = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)
+            stream = torch.cuda.current_stream(loss.device)
+            loss = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)
             ready = torch.cuda.Event()
-            ready.record()
-            self._pending.append(_Step(number, host, ready, batch))
-        else:
-            self._pending.append(_Step(number, loss, None, batch))
-        self._check_all_but(_lag_steps(loss))
+            ready.record(stream)
+        self._pending.append(_Step(number, loss, ready, rows))
+        self._check_all_but(lag)
 
     def check_pending(self) -> None:
         """Checks all losses that were added but not yet checked. Raises the same error as `add`."""
@@ -130,7 +138,7 @@ class LossCheck(Callback):
         """
         steps = {"": step} if self._last_good is None else {"": step, "before.": self._last_good}
         extremes = {
-            prefix: _extreme_values(read_step.batch, self._loader) for prefix, read_step in steps.items()
+            prefix: _extreme_values(read_step.rows, self._loader) for prefix, read_step in steps.items()
         }
         where = "" if self._folder is None else f"; {self._save(self._folder, step, steps, extremes)}"
         columns = _describe_extremes(gather_json(self._collectives, extremes))
@@ -150,7 +158,7 @@ class LossCheck(Callback):
             tensors = {
                 f"{prefix}{key}": [value]
                 for prefix, saved_step in steps.items()
-                for key, value in _tensors(saved_step.batch).items()
+                for key, value in saved_step.rows.items()
             }
             entry = write_tensors(folder, f"{name}.safetensors", tensors)
             origin = {**self._origin(step), "tensors": entry.name, "columns": extremes}
@@ -209,12 +217,13 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
     }
 
 
-def _extreme_values(batch: Batch, loader: Loader) -> dict[str, list[float]]:
+def _extreme_values(rows: Mapping[str, Tensor], loader: Loader) -> dict[str, list[float]]:
     """Returns for each column how many values are not finite, and the largest finite absolute value."""
-    rows = batch.weights > 0
-    columns = {loader.spec.label: batch.labels[rows]}
+    filled = rows["weights"] > 0
+    columns = {loader.spec.label: rows["labels"][filled]}
     columns |= {
-        feature.name: batch.dense[rows, column].float() for column, feature in enumerate(loader.spec.dense)
+        feature.name: rows["dense"][filled, column].float()
+        for column, feature in enumerate(loader.spec.dense)
     }
     extremes = {}
     for name, values in columns.items():

@@ -84,7 +84,7 @@ def run_plan(
     Raises:
         ConfigError, DataError: the model's configuration, the data or the parent model is not valid.
     """
-    rank = _Rank(plan, collectives, device, report)
+    rank = _Rank(plan, collectives, device, report, _kernels_of_ranks(plan.train, collectives, device))
     held_out = {
         split: rank.loader(plan.splits[split], shuffled=False) for split in _HELD_OUT if split in plan.splits
     }
@@ -145,6 +145,31 @@ def _publish_pruned(
     return record
 
 
+def _kernels_of_ranks(train: Train, collectives: Collectives, device: torch.device) -> bool:
+    """Returns whether the ranks use Triton's kernels: only if all ranks can. All ranks get the same result.
+
+    Kernels and torch's operators round differently. If some ranks used kernels and others did not, the ranks'
+    copies of a table row would no longer be equal.
+
+    Raises:
+        ConfigError: `train.kernels` is `triton`, but a rank cannot use the kernels.
+    """
+    usable, problem = False, None
+    try:
+        usable = use_kernels(train.kernels, device, "train.kernels")
+    except ConfigError as error:
+        problem = error
+    raise_on_all_ranks(collectives, problem)
+    can = gather_json(collectives, usable)
+    if any(can) and not all(can) and can.index(True) == collectives.rank:
+        log.warning(
+            "all ranks use torch's operators, because only the ranks %s can use Triton's kernels (%s)",
+            [rank for rank, of_rank in enumerate(can) if of_rank],
+            f"train.kernels={train.kernels}",
+        )
+    return all(can)
+
+
 def _meaningful(plan: TrainPlan, values: dict[str, Any]) -> dict[str, Any]:
     """Returns nested metrics, in which metrics that the model cannot have are replaced by None.
 
@@ -172,12 +197,16 @@ def train_in_process(plan: TrainPlan, report: Report | None = None) -> dict[str,
 
 @dataclass(frozen=True)
 class _Rank:
-    """One rank that executes a plan. It builds models, loaders and callbacks."""
+    """One rank that executes a plan. It builds models, loaders and callbacks.
+
+    `kernels` says whether this rank uses Triton's kernels.
+    """
 
     plan: TrainPlan
     collectives: Collectives
     device: torch.device
     report: Report | None
+    kernels: bool
 
     def build(self, config: ModelConfig) -> nn.Module:
         """Builds a new model on this rank's device."""
@@ -186,7 +215,7 @@ class _Rank:
         tiers = plan_tiers(config, spec, train, counts, self.collectives, self.device)
         model = build_model(config, spec, train.seed, train.embeddings, self.collectives, tiers=tiers)
         model = model.to(self.device)
-        set_kernels(model, use_kernels(train.kernels, self.device, "train.kernels"))
+        set_kernels(model, self.kernels)
         if isinstance(model, SequenceModel):
             model.shares_histories = train.shuffle == "users"
         return model
@@ -205,7 +234,7 @@ class _Rank:
             self.device,
             train.reading,
             with_row_keys=shuffled and (train.only_positive_rows or bool(train.unknown_share)),
-            kernel=use_kernels(train.kernels, self.device, "train.kernels"),
+            kernel=self.kernels,
             by_user=shuffled and train.shuffle == "users",
         )
 

@@ -13,6 +13,7 @@ from conf.types import Train
 from training.collectives import Collectives
 from training.data.batch import Batch, CatalogueItems, RowsOfStep
 from training.data.sharding import shards_of_rank
+from training.device import side_stream
 from training.embeddings.rows import RowBlock, RowTensor
 from training.embeddings.table import StackedEmbedding, tables_of, take_hot_share, weights_of
 from training.loop.forward import Forward
@@ -210,7 +211,7 @@ class EarlyRequests:
         self._tables = [table for table in tables.values() if table.placement.exchanges]
         self._take_part: list[StackedEmbedding] = []
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" and self._tables else None
+        self._stream = side_stream(device, "requests") if self._tables else None
         self._ids_are_there: torch.cuda.Event | None = None
 
     @property

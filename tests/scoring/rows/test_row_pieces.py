@@ -6,10 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 
 from scoring.requests import DeviceKind, ModelRequest
 from scoring.rows.file_splits import FileRowGroup, RowGroupRange, divide_rows
+from scoring.spark import score_frames
 from scoring.spark.score_frames import divide_split
 
 
@@ -116,3 +119,25 @@ def test_tasks_on_gpus_have_more_rows_than_a_file(
     request = ModelRequest("model", device, None)
     tasks = divide_split(spark, groups_of([100] * 8), request, 100)
     assert [sum(piece.rows for piece in task) for task in tasks] == sizes
+
+
+@pytest.mark.parametrize(
+    "device, has_gpu, threads", [("cpu", True, 16), ("auto", True, 1), ("auto", False, 16), ("cuda", True, 1)]
+)
+def test_a_process_has_one_thread_for_the_gpu_it_uses_or_one_for_each_core(
+    monkeypatch: pytest.MonkeyPatch, device: DeviceKind, has_gpu: bool, threads: int
+) -> None:
+    monkeypatch.setattr(score_frames, "cores_without_jvm", lambda: 16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    used = []
+
+    def map_rows(rows: pa.Table, *arguments: Any) -> pa.Table:
+        used.append(arguments[-2])
+        return rows
+
+    monkeypatch.setattr(score_frames, "map_rows_in_threads", map_rows)
+    table = pa.table({"dense": [0.0]})
+    score_frames.score_in_batches(table, iter, table.schema, 10, device)
+    assert used == [threads]
+    tasks = divide_split(None, groups_of([100] * 64), ModelRequest("model", device, None), 1_000_000)
+    assert len(tasks) == threads

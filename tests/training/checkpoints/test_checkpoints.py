@@ -17,6 +17,7 @@ from conf.errors import DataError, InfrastructureError
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer, equal
 from tests.training.ranks_in_threads import on_ranks
 from training.checkpoints import Checkpoints, Position, checkpoints
+from training.checkpoints.blocks import OwnedState
 from training.collectives import Collectives, LocalCollectives
 
 CARDINALITIES = [9, 5, 17, 1]
@@ -275,3 +276,29 @@ def test_the_index_names_ranks_files_and_rows(tmp_path: Path) -> None:
         *((feature, rank, 2) for feature in range(3) for rank in range(2)),
         (3, 0, 2),
     }
+
+
+class OnGpu:
+    """The attributes of a tensor on a GPU that say what its copy takes."""
+
+    is_cuda = True
+
+    def __init__(self, rows: int) -> None:
+        self.shape, self.dtype, self.nbytes = torch.Size([rows]), torch.float32, 4 * rows
+
+
+def test_a_copy_of_tensors_on_a_gpu_takes_powers_of_two() -> None:
+    tensors: Any = [OnGpu(rows) for rows in (0, 1, 1024, 1025)]
+    owned = OwnedState({"bias": tensors[0], "loss_scale": tensors[1]}, {"rows": tensors[2:]}, {})
+    assert owned.bytes == 4 * (1 + 1024 + 1025)
+    assert checkpoints.HostCopy().missing_bytes(owned) == 4 * (1 + 1024 + 2048)
+
+
+def test_a_second_copy_takes_memory_only_for_other_shapes() -> None:
+    owned = OwnedState({"bias": torch.zeros(3)}, {"rows": [torch.zeros(5, 2), torch.zeros(2, 2)]}, {})
+    copy = checkpoints.HostCopy()
+    assert copy.missing_bytes(owned) == owned.bytes == 4 * (3 + 10 + 4)
+    copy.take(owned)
+    assert copy.missing_bytes(owned) == 0
+    owned.rows["rows"][1] = torch.zeros(4, 2)
+    assert copy.missing_bytes(owned) == 4 * 8
