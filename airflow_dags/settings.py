@@ -87,8 +87,8 @@ def read_settings(variable: str = VARIABLE) -> Settings:
         raise AirflowException(
             f"Airflow returned no Variable {variable!r}: it does not exist, or Airflow's API could not be "
             "reached\n"
-            "  what to do: if it does not exist, create it as docs/airflow.md says; otherwise check Airflow's "
-            "API server"
+            "  what to do: if it does not exist, create it as docs/airflow.md says; otherwise check the API "
+            "server of Airflow"
         )
     try:
         return settings_of(text, variable)
