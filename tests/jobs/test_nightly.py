@@ -21,6 +21,7 @@ from conf.errors import EXIT_CONFIG, ConfigError, InfrastructureError
 from conf.load import load_config
 from jobs import nightly
 from jobs.chain import launchers, run_chain
+from jobs.chain.steps import RunPlan
 from reporting.monitoring.prometheus import run_text
 from reporting.monitoring.run_record import read_records
 from reporting.terminal import StageProgress
@@ -343,15 +344,19 @@ def test_logs_of_a_lake_on_a_store_are_copied_to_it_when_a_stage_ends(
         assert file_io.read_text(f"{logs}/score_daily.log") == "no users\n"
         assert file_io.read_text(f"{logs}/build_features.log").startswith("one\ntwo\n")
         assert "nightly" in {record.job for record in read_records(LakePaths(lake), [RUN_DATE])}
-        monkeypatch.setattr(file_io, "replace_text", broken)
+        monkeypatch.setattr(file_io, "replace_text", refuse_logs)
         assert nightly.main(arguments) == 3
         printed = capsys.readouterr().err
         assert "one\ntwo\n" in printed
         assert f"This log cannot be copied to {logs}/build_features.log: the store is full" in printed
 
 
-def broken(*_: str) -> None:
-    raise InfrastructureError("the store is full", "wait")
+def refuse_logs(
+    path: str, text: str, replace_text: Callable[[str, str], None] = file_io.replace_text
+) -> None:
+    if path.endswith(".log"):
+        raise InfrastructureError("the store is full", "wait")
+    replace_text(path, text)
 
 
 def test_stray_spark_home_is_dropped(submit_stub: SparkSubmitStub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,7 +458,7 @@ def test_a_second_run_of_a_date_waits_until_the_first_has_ended(
 ) -> None:
     """The leases of the jobs would let the stages of the two runs alternate."""
     config = load_config("conf/datasets/generated.yaml", [f"lake={tmp_path}"])
-    plan = run_chain.RunPlan(config, RUN_DATE, retrain=False)
+    plan = RunPlan(config, RUN_DATE, retrain=False)
 
     def lease_of(
         run_date: str, wait_s: float, signal_number: int | None = None
