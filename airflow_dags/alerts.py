@@ -20,6 +20,7 @@ Kind = Literal["task_failed", "late", "promoted", "kept"]
 CONNECTION = "nightrank_alerts"
 _PATIENCE_S = 10
 _MOST_CHARACTERS = 2000
+_ENDED = ("success", "failed")  # states of runs that have ended
 
 log = logging.getLogger("nightrank.alerts")
 
@@ -66,6 +67,17 @@ def task_failed(context: Mapping[str, Any]) -> None:
     )
 
 
-def late(dag: str, hours: float) -> None:
-    """Sends an alert about a run that has not ended by its deadline. The run continues."""
+def late(dag: str, hours: float, context: Mapping[str, Any] | None = None) -> None:
+    """Sends an alert about a run that has not ended by its deadline. The run continues.
+
+    Airflow also calls this function for runs that have failed before their deadline. `task_failed` has
+    reported these runs, so they send no second alert.
+
+    Args:
+        dag: the id of the DAG.
+        hours: the deadline, in hours after the run was queued.
+        context: Airflow adds the run as `context["dag_run"]`, a mapping.
+    """
+    if ((context or {}).get("dag_run") or {}).get("state") in _ENDED:
+        return
     tell("late", f"a run of {dag} has not ended {hours:g} hours after it was queued", dag=dag, hours=hours)

@@ -114,7 +114,7 @@ def _add_tasks(dataset: Dataset) -> None:
     wait_for_other_dag, raw_log = first_sensors(dataset, "weekly_training", yields=False)
     checks = stage("publish_checks", step="score_daily", job="check_lists", overrides=())
     measure = stage("measure_recommendations")
-    report = stage("report", trigger_rule=TriggerRule.ALL_DONE)
+    report = stage("report", trigger_rule=TriggerRule.ALL_DONE, needs_plan=False)
     # The report also runs after a failure, and may succeed. This task makes the run fail if a stage failed.
     night_is_done = EmptyOperator(task_id="night_is_done", trigger_rule=TriggerRule.NONE_FAILED)
     chain(

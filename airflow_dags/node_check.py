@@ -60,7 +60,8 @@ def _command(call: Call, settings: Settings) -> list[str]:
     """Returns the command of the checks, with the Python interpreter in the folder of spark-submit.
 
     Raises:
-        AirflowFailException: there is no such interpreter, no folder of the checks, or no Spark connection.
+        AirflowException: Airflow returned no Spark connection.
+        AirflowFailException: there is no such interpreter, or no folder of the checks.
     """
     master = spark_master(settings)
     submit = which(settings.spark_submit)

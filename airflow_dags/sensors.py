@@ -23,7 +23,31 @@ from airflow_dags.submit import PLAN, asked_overrides
 _WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]
 _LOG_POKE_INTERVAL = timedelta(minutes=5)
 _OTHER_DAG_POKE_INTERVAL = timedelta(minutes=1)
-_OTHER_DAG_TIMEOUT = timedelta(days=1)
+# The jobs of each DAG. A job that has two tasks is named twice.
+_JOBS = {
+    "daily_recommendations": (
+        "check_quality",
+        "build_features",
+        "learn_blend",
+        "build_candidates",
+        "score_daily",
+        "score_rows",
+        "check_lists",
+        "deliver_recommendations",
+        "measure_recommendations",
+        "report",
+    ),
+    "weekly_training": (
+        "check_quality",
+        "build_features",
+        "train_model",
+        "train_retriever",
+        "evaluate_model",
+        "refit_model",
+        "build_features",
+        "prune",
+    ),
+}
 
 
 class RawLogSensor(BaseSensorOperator):
@@ -93,6 +117,17 @@ class OtherDagSensor(BaseSensorOperator):
         return bool(running <= waiting)
 
 
+def longest_run(dataset: Dataset, dag: str) -> timedelta:
+    """Returns how long a run of a DAG may take: it waits for its log, and all attempts of all jobs time out.
+
+    Args:
+        dataset: the dataset of the DAG.
+        dag: the DAG, without the name of the dataset.
+    """
+    attempts = sum((dataset.time_limit(job) for job in _JOBS[dag]), timedelta()) * (1 + dataset.retries)
+    return timedelta(hours=dataset.log_wait_hours) + attempts
+
+
 def first_sensors(
     dataset: Dataset, other: str, *, yields: bool, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
@@ -108,7 +143,7 @@ def first_sensors(
         OtherDagSensor(
             other=dataset.id_of(other),
             yields=yields,
-            timeout=_OTHER_DAG_TIMEOUT,
+            timeout=longest_run(dataset, other),
             poke_interval=_OTHER_DAG_POKE_INTERVAL,
         ),
         RawLogSensor(

@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,17 +77,21 @@ def read_settings(variable: str = VARIABLE) -> Settings:
     """Returns the current settings in the Airflow Variable of a dataset.
 
     Raises:
-        AirflowFailException: the Variable is missing, has unknown or missing keys, or names a path that does
+        AirflowException: Airflow returned no Variable. Airflow retries the task, because the Variable may
+            exist: if Airflow's API does not answer, `Variable.get` also returns the default.
+        AirflowFailException: the Variable is not JSON, has unknown or missing keys, or names a path that does
             not exist. Airflow does not retry the task.
     """
-    values = Variable.get(variable, default=None, deserialize_json=True)
-    if values is None:
-        raise AirflowFailException(
-            f"the Airflow Variable {variable!r} does not exist\n"
-            "  what to do: create it as docs/airflow.md says"
+    text = Variable.get(variable, default=None)
+    if text is None:
+        raise AirflowException(
+            f"Airflow returned no Variable {variable!r}: it does not exist, or Airflow's API could not be "
+            "reached\n"
+            "  what to do: if it does not exist, create it as docs/airflow.md says; otherwise check the API "
+            "server of Airflow"
         )
     try:
-        return settings_of(values, variable)
+        return settings_of(text, variable)
     except SettingError as error:
         raise AirflowFailException(
             f"the Airflow Variable {variable!r} {error}\n"
@@ -94,12 +99,16 @@ def read_settings(variable: str = VARIABLE) -> Settings:
         ) from error
 
 
-def settings_of(values: Any, variable: str = VARIABLE) -> Settings:
-    """Returns the settings in a JSON value of the Variable.
+def settings_of(text: str, variable: str = VARIABLE) -> Settings:
+    """Returns the settings in the text of the Variable.
 
     Raises:
-        SettingError: the value is wrong.
+        SettingError: the text is not JSON, or a value is wrong.
     """
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise SettingError(f"is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise SettingError(f"is not a JSON object: {values!r}")
     if unknown := sorted(set(values) - _KEYS):
@@ -190,16 +199,19 @@ def spark_master(settings: Settings) -> str:
     Without the connection, Airflow's Spark provider would submit jobs to YARN.
 
     Raises:
-        AirflowFailException: the connection does not exist or has no host.
+        AirflowException: Airflow returned no connection: the connection does not exist, or Airflow's API did
+            not answer. Airflow retries the task.
+        AirflowFailException: the connection has no host.
     """
     name = settings.spark_connection
     try:
         connection = BaseHook.get_connection(name)
     except AirflowException as error:
-        raise AirflowFailException(
-            f"the Airflow connection {name!r} does not exist, "
-            "so no Spark master is set for the jobs\n"
-            f'  what to do: create it with type spark and the master as host: {{"conn_type": "spark", "host": "spark://…:7077"}}'
+        raise AirflowException(
+            f"Airflow returned no connection {name!r}, so no Spark master is set for the jobs: it does not "
+            f"exist, or Airflow's API could not be reached: {error}\n"
+            "  what to do: if it does not exist, create it with type spark and the master as host: "
+            '{"conn_type": "spark", "host": "spark://…:7077"}; otherwise check Airflow\'s API server'
         ) from error
     if not connection.host:
         raise AirflowFailException(

@@ -45,6 +45,7 @@ class JobOperator(BaseOperator):
         part: the key of the plan whose list contains the step: `night` or `retraining`.
         job: the job to run; by default the job of the step.
         overrides: `--set` values of this task; by default those of the step.
+        needs_plan: whether the task fails if the run has no plan. Otherwise it is skipped.
         options: further arguments of the job.
         variable: the name of the Airflow Variable of the dataset.
     """
@@ -56,6 +57,7 @@ class JobOperator(BaseOperator):
         part: str = "night",
         job: str | None = None,
         overrides: Sequence[str] | None = None,
+        needs_plan: bool = True,
         options: Sequence[str] = (),
         variable: str = VARIABLE,
         **kwargs: Any,
@@ -65,13 +67,15 @@ class JobOperator(BaseOperator):
         self.part = part
         self.job = job
         self.overrides = overrides
+        self.needs_plan = needs_plan
         self.options = options
         self.variable = variable
         self._runner: Runner | None = None
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs the job. Raises the same errors as `Runner.run`."""
-        plan = context["ti"].xcom_pull(task_ids=PLAN)
+        """Runs the job. Raises the same errors as `Runner.run`, and those of `result_of`."""
+        ti = context["ti"]
+        plan = result_of(ti, PLAN) if self.needs_plan else ti.xcom_pull(task_ids=PLAN)
         step = find_step(plan, self.part, self.step)
         if step is None:
             raise AirflowSkipException(f"the plan has no step {self.step}")
@@ -87,6 +91,22 @@ class JobOperator(BaseOperator):
         """Ends the job."""
         if self._runner is not None:
             self._runner.kill()
+
+
+def result_of(ti: Any, task_id: str) -> Any:
+    """Returns the XCom of an earlier task of the run.
+
+    Raises:
+        AirflowFailException: there is none, for example because somebody marked the task as success.
+    """
+    result = ti.xcom_pull(task_ids=task_id)
+    if result is None:
+        raise AirflowFailException(
+            f"the task {task_id} has no result, although it has not failed: its state was set by hand, "
+            "or its XCom was deleted\n"
+            f"  what to do: clear {task_id} and its downstream tasks, so that {task_id} runs"
+        )
+    return result
 
 
 def find_step(plan: Mapping[str, Any] | None, part: str, name: str) -> Mapping[str, Any] | None:

@@ -41,7 +41,8 @@ def hook_for(call: Call, settings: Settings) -> JobHook:
     """Returns the hook that runs a job.
 
     Raises:
-        AirflowFailException: the Spark connection does not exist.
+        AirflowException: Airflow returned no Spark connection.
+        AirflowFailException: the Spark connection has no host.
     """
     spark_master(settings)  # without a connection, the provider would submit jobs to YARN
     return JobHook(

@@ -43,7 +43,7 @@ from airflow_dags.assets import champion
 from airflow_dags.dataset import Dataset
 from airflow_dags.dates import DATE_PARAM
 from airflow_dags.sensors import first_sensors
-from airflow_dags.submit import JobOperator, stages_of
+from airflow_dags.submit import JobOperator, result_of, stages_of
 
 DAG_ID = "weekly_training"
 
@@ -53,7 +53,7 @@ class FeaturesOfChampion(JobOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs build_features. Skips the task if the gate promoted the challenger or there is no champion."""
-        evaluated = context["ti"].xcom_pull(task_ids="evaluate_model")
+        evaluated = result_of(context["ti"], "evaluate_model")
         if evaluated["promoted"] or evaluated["champion"] is None:
             raise AirflowSkipException("nothing to build: the challenger serves, or there is no champion")
         return super().execute(context)
@@ -63,7 +63,7 @@ class FeaturesOfChampion(JobOperator):
 @task(trigger_rule=TriggerRule.NONE_FAILED)
 def promote(dataset: str, ti: Any = None, outlet_events: Any = None) -> None:
     """Updates the asset of the champion of a dataset. The gate has already recorded the promotion."""
-    evaluated = ti.xcom_pull(task_ids="evaluate_model")
+    evaluated = result_of(ti, "evaluate_model")
     if not evaluated["promoted"]:
         raise AirflowSkipException(f"the champion stays: {evaluated['reason']}")
     outlet_events[champion(Dataset(dataset))].extra = {
@@ -77,7 +77,7 @@ def promote(dataset: str, ti: Any = None, outlet_events: Any = None) -> None:
 @task(trigger_rule=TriggerRule.NONE_FAILED)
 def notify(ti: Any = None) -> None:
     """Sends an alert with the decision of the gate."""
-    evaluated = ti.xcom_pull(task_ids="evaluate_model")
+    evaluated = result_of(ti, "evaluate_model")
     kind, words = ("promoted", "serves now") if evaluated["promoted"] else ("kept", "does not serve")
     facts = {
         name: evaluated[name]

@@ -23,7 +23,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -103,7 +103,14 @@ class _Ticket:
 
 
 @contextmanager
-def lease(lake: LakePaths, date: str, job: str, config: str, wait_s: float = 0.0) -> Iterator[None]:
+def lease(
+    lake: LakePaths,
+    date: str,
+    job: str,
+    config: str,
+    wait_s: float = 0.0,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
     """Holds the lease of a job, a configuration and a date of a lake for a block of code.
 
     Args:
@@ -112,12 +119,14 @@ def lease(lake: LakePaths, date: str, job: str, config: str, wait_s: float = 0.0
         job: the name of the job, without a dot.
         config: the name of the configuration.
         wait_s: seconds to wait while another process holds the lease.
+        check: a function that is called about once a second while this process waits. If it raises an error,
+            this process does not wait any longer.
 
     Raises:
         InfrastructureError: another process holds the lease, or a ticket cannot be written.
     """
     held = _Lease(f"{lake.leases}/dt={date}", f"{job}.{config}", f"{job} of {config} for {date}")
-    held.acquire(wait_s)
+    held.acquire(wait_s, check)
     try:
         yield
     finally:
@@ -145,7 +154,7 @@ class _Lease:
         # For each other ticket: its time of modification, and when this process first read this time.
         self._watched: dict[str, tuple[Any, float]] = {}
 
-    def acquire(self, wait_s: float) -> None:
+    def acquire(self, wait_s: float, check: Callable[[], None]) -> None:
         """Waits until this process holds the lease.
 
         Raises:
@@ -160,6 +169,7 @@ class _Lease:
             if other.owner.holds and not announced:
                 log.info("%s is being done by %s; waiting up to %g s", self._what, other.owner, limit_s)
                 announced = True
+            check()
             # The pauses increase, so that one of many waiting processes eventually finds no other ticket.
             time.sleep(min(turn_s, max(limit_s - waited, _TURN_S)) * random.uniform(0.5, 1.0))
             turn_s = min(2 * turn_s, _POLL_S)

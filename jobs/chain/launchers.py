@@ -213,15 +213,24 @@ class StageError(NightrankError):
 
 
 class StoppedError(NightrankError):
-    """An error: a signal stopped the running stage. `exit_code` is 128 plus the number of the signal."""
+    """An error: a signal stopped the run. `exit_code` is 128 plus the number of the signal.
 
-    def __init__(self, number: int, stage: str) -> None:
+    `outcome` is that of the running stage. It is None if no stage was running.
+    """
+
+    def __init__(self, number: int, stopped: str, outcome: StageOutcome | None = None) -> None:
         name = signal.Signals(number).name
         super().__init__(
-            f"{name} arrived; {stage} was stopped",
+            f"{name} arrived; {stopped} was stopped",
             "start the same run again; readers of the tables see only complete data",
         )
         self.exit_code = 128 + number
+        self.outcome = outcome
+
+    @classmethod
+    def of_stage(cls, number: int, stage: Stage, started_s: float, seconds: float) -> StoppedError:
+        """Returns the error for a stage that a signal has stopped."""
+        return cls(number, stage.name, StageOutcome(stage, 128 + number, started_s, seconds))
 
 
 class Interruptions:
@@ -241,6 +250,11 @@ class Interruptions:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raises StoppedError if a signal has arrived while no stage was running."""
+        if self.received is not None:
+            raise StoppedError(self.received, "nightly")
 
     def _remember(self, number: int, _: FrameType | None) -> None:
         self.received = self.received or number
@@ -436,7 +450,9 @@ class Application:
                 self._child.kill()
                 self._child = None
         if exit_code is None:
-            raise StoppedError(interruptions.received or 0, stage.name)
+            raise StoppedError.of_stage(
+                interruptions.received or 0, stage, started_s, time.monotonic() - start
+            )
         seconds = time.monotonic() - start
         return StageOutcome(stage, exit_code, started_s, seconds, JobSummary.in_log(stage.log))
 
@@ -618,7 +634,7 @@ class SparkSubmits:
                 if exit_code != 0:
                     end_group(process)  # a killed JVM does not end its Python driver
         if interruptions.received is not None and exit_code is None:
-            raise StoppedError(interruptions.received, stage.name)
+            raise StoppedError.of_stage(interruptions.received, stage, started_s, time.monotonic() - start)
         code, seconds = exit_code_of(process), time.monotonic() - start
         return StageOutcome(stage, code, started_s, seconds, JobSummary.in_log(stage.log))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import Any
 from conf.errors import EXIT_CRASHED, EXIT_OK, InfrastructureError, NightrankError
 from conf.load import load_config, parse_date
 from conf.messages import counted, printable_lines
-from jobs.chain.launchers import Interruptions, Launcher, Stage, StageError, StageOutcome
+from jobs.chain.launchers import Interruptions, Launcher, Stage, StageError, StageOutcome, StoppedError
 from jobs.chain.steps import ChainStep, RunPlan
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from reporting.monitoring.run_observer import Observer
 from reporting.terminal import StageProgress
 from storage import file_io
 from storage.job_summary import JobSummary
+from storage.leases import lease
 from storage.paths import LakePaths
 from storage.private_folder import ScratchFolder
 
@@ -96,11 +97,11 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[StageOutcome]:
         try:
             runner.run(first_stages)
             runner.run(stages_of(plan, plan.steps_after_gate()))
-        except StageError as error:
-            failed = error.outcome
-            stage = failed.stage
-            observer.record_silent(stage.job, stage.run_date, failed.started_s, failed.seconds, error)
-            if stage.job != "report":
+        except (StageError, StoppedError) as error:
+            if (failed := error.outcome) is not None:
+                stage = failed.stage
+                observer.record_silent(stage.job, stage.run_date, failed.started_s, failed.seconds, error)
+            if isinstance(error, StageError) and error.outcome.stage.job != "report":
                 # Raise the error of the stage instead of the error of the report.
                 with suppress(StageError, InfrastructureError):
                     runner.run(stages_of(plan, [plan.report_step()]))
@@ -352,7 +353,8 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
         interruptions: the signals that have arrived.
 
     Raises:
-        NightrankError: the configuration is wrong, a table is missing, or a stage failed.
+        NightrankError: the configuration is wrong, a table is missing, another process runs this date, or a
+            stage failed.
     """
     config = load_config(arguments.config, arguments.overrides)
     check_config(config)
@@ -363,4 +365,29 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
     plan = RunPlan(config, run_date, arguments.retrain)
     check_tables(config, plan.run_date)
     check_sinks(config, launcher.submission.properties_of("deliver_recommendations"))
-    return summarize(plan, run_chain(plan, StageRunner(launcher, interruptions, StageProgress())))
+    runner = StageRunner(launcher, interruptions, StageProgress())
+    with _run_lease(plan, runner):
+        return summarize(plan, run_chain(plan, runner))
+
+
+def _run_lease(plan: RunPlan, runner: StageRunner) -> AbstractContextManager[None]:
+    """Returns the lease of all runs of this date. Single jobs do not need it.
+
+    Each job has a lease of its own. With these leases only, the stages of two runs could alternate, and a
+    stage could read what the other run has replaced.
+
+    Raises:
+        InfrastructureError: another process still has the lease after the seconds of --wait.
+        StoppedError: a signal arrived while this process waited.
+    """
+    is_announced = False
+
+    def check() -> None:
+        nonlocal is_announced
+        if not is_announced:
+            runner.progress.write(f"Waiting for another run of {plan.run_date}, which is still in progress")
+            is_announced = True
+        runner.interruptions.check()
+
+    wait_s = runner.launcher.submission.wait_s
+    return lease(plan.lake, plan.run_date, "nightly", plan.config.name, wait_s, check)

@@ -37,7 +37,9 @@ _LAST_DATE = "9999-12-31"
 
 
 def measure_experiment(context: RunContext, published: Manifest, clicked: Rows) -> dict[str, Any] | None:
-    """Returns the figures of an experiment as JSON values; None if the lists have only one variant.
+    """Returns the figures of an experiment as JSON values.
+
+    Returns None if the lists have only one variant, or if the configuration does not have their experiment.
 
     Publishes the sums of the date, and records a stop if the treatment is worse than `stop_below` allows.
 
@@ -48,9 +50,15 @@ def measure_experiment(context: RunContext, published: Manifest, clicked: Rows) 
             next day.
     """
     settings, facts = context.config.serving.experiment, published.facts.get("experiment")
-    if settings is None or facts is None or facts["name"] != settings.name:
+    if facts is None or TREATMENT not in facts["variants"]:
         return None
-    if TREATMENT not in facts["variants"]:
+    if settings is None or facts["name"] != settings.name:
+        log.warning(
+            "experiment %s: its lists of %s are not measured, because the configuration has no such "
+            "experiment; to measure them, write serving.experiment again, with the last date as end",
+            facts["name"],
+            context.run_date,
+        )
         return None
     resample = Resample(settings.replicates, settings.seed)
     with context.phase("experiment"):

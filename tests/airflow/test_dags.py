@@ -179,8 +179,9 @@ def test_every_other_exit_code_is_retried(failures: dict[str, Any], end: str, co
 
 
 MISCONFIGURED = [
-    ("missing connection", {}, "the Airflow connection 'spark_default' does not exist"),
-    ("missing variable", None, "the Airflow Variable 'nightrank' does not exist"),
+    ("missing connection", {}, "Airflow returned no connection 'spark_default'"),
+    ("missing variable", None, "Airflow returned no Variable 'nightrank'"),
+    ("stray comma", '{"home": "/x", "config": "y",}', "the Airflow Variable 'nightrank' is not JSON"),
     ("missing key", {"home": None}, "lacks the keys ['home']"),
     ("unknown key", {"profile": "x"}, "unknown keys ['profile']"),
     ("no default profile", {"profiles": {"train_model": "x"}}, 'needs profiles={"default"'),
@@ -193,9 +194,12 @@ MISCONFIGURED = [
 
 @pytest.fixture(scope="module")
 def refusals(airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]) -> dict[str, Any]:
-    """Name of a case → class and text of the error that a task raised with this Variable or connection."""
-    cases = {}
+    """The errors of tasks (class and text): by case of MISCONFIGURED, and without the XComs of earlier tasks."""
+    cases: dict[str, Any] = {}
     for name, change, _ in MISCONFIGURED:
+        if isinstance(change, str):
+            cases[name] = change
+            continue
         values = {**airflow_setup.home.variable, **(change or {})}
         cases[name] = (
             None if change is None else {key: value for key, value in values.items() if value is not None}
@@ -208,10 +212,37 @@ def refusals(airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]
 def test_missing_settings_are_clear_errors_and_never_mean_yarn(
     refusals: dict[str, Any], name: str, message: str
 ) -> None:
-    kind, text = refusals[name]
-    assert kind == NOT_RETRIED
+    """A retry may find a missing Variable or connection: Airflow's API may only have been busy."""
+    kind, text = refusals["settings"][name]
+    assert kind == (RETRIED if "Airflow returned no" in message else NOT_RETRIED)
     assert message in text
     assert "what to do" in text
+
+
+@pytest.mark.parametrize("dag", ["daily_recommendations", "weekly_training"])
+def test_a_run_without_the_results_of_its_first_tasks_fails(refusals: dict[str, Any], dag: str) -> None:
+    """Somebody has marked the sensor as success. The report, which also runs after failures, is skipped."""
+    errors = refusals["without_results"][dag]
+    assert {"quality_gate", "build_features"} <= set(errors)
+    if dag == "daily_recommendations":
+        assert errors.pop("report")[0] == "AirflowSkipException"
+    else:
+        assert {"promote", "notify", "build_features_again"} <= set(errors)
+    for task, (kind, text) in errors.items():
+        missing = "evaluate_model" if task in ("promote", "notify", "build_features_again") else "raw_log"
+        assert kind == NOT_RETRIED, (task, text)
+        assert f"the task {missing} has no result" in text
+        assert f"clear {missing} and its downstream tasks" in text
+
+
+def test_only_a_run_that_has_not_ended_is_late(dag_bag: dict[str, Any]) -> None:
+    assert dag_bag["late"] == {
+        "running": ["late"],
+        "queued": ["late"],
+        "failed": [],
+        "success": [],
+        "no context": ["late"],
+    }
 
 
 # Name of a case → the Param `set`, param_keys of the Variable, what the error names.

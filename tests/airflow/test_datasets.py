@@ -105,6 +105,19 @@ def test_dags_of_a_dataset_wait_for_and_start_dags_of_the_same_dataset(several: 
         assert dags["backfill_recommendations"]["starts"] == f"daily_recommendations{end}"
 
 
+def test_a_run_waits_as_long_as_a_run_of_the_other_dag_may_take(several: dict[str, Any]) -> None:
+    """With task_hours={"train_model": 30}, the daily runs of books wait longer than a day for a training."""
+    for end in ("", "__books"):
+        daily, weekly = (
+            several["dags"][f"{name}{end}"] for name in ("daily_recommendations", "weekly_training")
+        )
+        prune = 0 if end else 3  # only the dataset books has this task
+        for waiting, other, more in ((daily, weekly, prune), (weekly, daily, 0)):
+            attempts = 1 + other["retries"][0]
+            hours = other["log_wait_hours"] + attempts * (sum(other["hours"].values()) + more)
+            assert waiting["wait_hours"] == pytest.approx(hours)
+
+
 def test_partition_key_is_the_day_in_the_timezone_of_the_dataset(several: dict[str, Any]) -> None:
     """A daily run has the day before, and a training has its own day: in Tokyo, 6:15 is the day before in UTC."""
     keys = {name: dag["key"] for name, dag in several["dags"].items()}

@@ -59,6 +59,8 @@ SECONDS = 'nightrank_run_seconds{nightrank_job="score_daily"}'
 CORE_SECONDS = 'nightrank_core_seconds{nightrank_job="score_daily"}'
 FAILED_TASKS = 'nightrank_spark_failed_tasks{nightrank_job="score_daily"}'
 SPILLED = 'nightrank_spark_spilled_bytes{nightrank_job="score_daily"}'
+EVALUATED = 'nightrank_last_success_timestamp_seconds{nightrank_job="evaluate_model"}'
+RAN = 'nightrank_last_success_timestamp_seconds{nightrank_job="nightly"}'
 PROMOTED = 'nightrank_fact{nightrank_job="evaluate_model",fact="promoted"}'
 LIFT = 'nightrank_fact{nightrank_job="measure_recommendations",fact="lift"}'
 
@@ -79,7 +81,9 @@ GOOD: Series = {
     FAILED_TASKS: steady(0),
     'nightrank_spark_tasks{nightrank_job="score_daily"}': steady(100),
     SPILLED: steady(0),
-    PROMOTED: [float(day % 7 == 6) for day in range(DAYS)],
+    # A training each week, of which every second is promoted. The metric keeps the value of the last training.
+    PROMOTED: [float(day // 7 % 2) for day in range(DAYS)],
+    EVALUATED: [float(day // 7 * 7 * DAY_S) for day in range(DAYS)],
     LIFT: steady(2),
 }
 # Labels of the program that Prometheus scrapes: node_exporter or a push gateway.
@@ -102,10 +106,7 @@ BAD: dict[str, tuple[Series, dict[str, str]]] = {
     "NightrankCostly": ({CORE_SECONDS: steady(90_000, 300_000)}, OF_JOB),
     "NightrankTasksFail": ({FAILED_TASKS: steady(0, 6)}, OF_JOB),
     "NightrankSpills": ({SPILLED: steady(0, 20e9)}, OF_JOB),
-    "NightrankNothingPromoted": (
-        {PROMOTED: steady(0)},
-        {"nightrank_job": "evaluate_model", "fact": "promoted"},
-    ),
+    "NightrankNothingPromoted": ({PROMOTED: steady(0)}, {}),
     "NightrankListsWorthLittle": (
         {LIFT: steady(2, 0.9, 0.9, 0.9)},
         {"nightrank_job": "measure_recommendations", "fact": "lift"},
@@ -198,6 +199,19 @@ def test_a_good_month_fires_nothing(promtool: str, tmp_path: Path) -> None:
 def test_a_rule_fires_on_what_it_is_for(promtool: str, tmp_path: Path, alert: str) -> None:
     changed, labels = BAD[alert]
     passes(promtool, tmp_path, month(GOOD | changed, {alert: labels}))
+
+
+def test_no_training_for_a_month_is_told_and_no_delivery_without_sinks_is_not(
+    promtool: str, tmp_path: Path
+) -> None:
+    """The last training, two days before this month, promoted its model. Later, the last sink was removed."""
+    changed = {
+        PROMOTED: steady(1),
+        EVALUATED: steady(-2 * DAY_S),
+        DELIVERED: nightly(60, until=DAYS - 5),
+        RAN: nightly(120),
+    }
+    passes(promtool, tmp_path, month(GOOD | changed, {"NightrankNothingPromoted": {}}))
 
 
 @pytest.mark.parametrize(

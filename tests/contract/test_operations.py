@@ -44,7 +44,7 @@ RULES: list[Mapping[str, Any]] = [
 ]
 _DURATION = re.compile(r"\d+(ms|[smhdwy])")
 _WORD = re.compile(r"\b[a-z_][a-z0-9_]*\b")
-_PROMQL = {"and", "on", "by", "sum", "max", "time", "avg_over_time", "max_over_time"}
+_PROMQL = {"and", "or", "unless", "on", "by", "sum", "max", "time", "avg_over_time", "max_over_time"}
 
 
 # Errors that their callers always catch: no user sees them.

@@ -10,19 +10,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conf.errors import EXIT_CONFIG, ConfigError, InfrastructureError
+from conf.load import load_config
 from jobs import nightly
 from jobs.chain import launchers, run_chain
+from jobs.chain.steps import RunPlan
 from reporting.monitoring.prometheus import run_text
 from reporting.monitoring.run_record import read_records
+from reporting.terminal import StageProgress
 from storage import file_io
 from storage.job_summary import JobSummary
+from storage.leases import lease
 from storage.paths import LakePaths
 from tests.etl.lakes import servers
 from tests.reporting.report_lake import RUN_DATE, publish_facts
@@ -339,15 +344,19 @@ def test_logs_of_a_lake_on_a_store_are_copied_to_it_when_a_stage_ends(
         assert file_io.read_text(f"{logs}/score_daily.log") == "no users\n"
         assert file_io.read_text(f"{logs}/build_features.log").startswith("one\ntwo\n")
         assert "nightly" in {record.job for record in read_records(LakePaths(lake), [RUN_DATE])}
-        monkeypatch.setattr(file_io, "replace_text", broken)
+        monkeypatch.setattr(file_io, "replace_text", refuse_logs)
         assert nightly.main(arguments) == 3
         printed = capsys.readouterr().err
         assert "one\ntwo\n" in printed
         assert f"This log cannot be copied to {logs}/build_features.log: the store is full" in printed
 
 
-def broken(*_: str) -> None:
-    raise InfrastructureError("the store is full", "wait")
+def refuse_logs(
+    path: str, text: str, replace_text: Callable[[str, str], None] = file_io.replace_text
+) -> None:
+    if path.endswith(".log"):
+        raise InfrastructureError("the store is full", "wait")
+    replace_text(path, text)
 
 
 def test_stray_spark_home_is_dropped(submit_stub: SparkSubmitStub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,15 +434,56 @@ def test_signal_ends_the_whole_group_of_the_running_stage(
     program += (
         f"launchers.spark_submit = lambda: Path({str(submit_stub.program)!r}); launchers._GRACE_S = 0.5; "
     )
-    program += f"sys.exit(nightly.main({submit_stub.arguments()!r}))"
+    metrics = submit_stub.folder / "nightrank_generated_build_features.prom"
+    words = submit_stub.arguments("--set", f"watch.textfile_folder={submit_stub.folder}")
+    program += f"sys.exit(nightly.main({words!r}))"
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
-        _wait_for(lambda: (submit_stub.folder / "pids").exists())
+        _wait_for(lambda: (submit_stub.folder / "pids").exists(), 60)
         pids = [int(pid) for pid in (submit_stub.folder / "pids").read_text().split()]
         process.send_signal(number)
         _, error = process.communicate(timeout=20)
     assert process.returncode == code
     assert f"{number.name} arrived; build_features was stopped" in error
+    records = {one.job: one for one in read_records(LakePaths(str(submit_stub.lake)), [RUN_DATE])}
+    assert {job: one.exit_code for job, one in records.items()} == {"build_features": code, "nightly": code}
+    stopped = records["build_features"]
+    assert stopped.error is not None
+    assert stopped.error["problem"] == f"{number.name} arrived; build_features was stopped"
+    assert metrics.read_text() == run_text(stopped)
     _wait_for(lambda: not any(_alive(pid) for pid in pids))
+
+
+def test_a_second_run_of_a_date_waits_until_the_first_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The leases of the jobs would let the stages of the two runs alternate."""
+    config = load_config("conf/datasets/generated.yaml", [f"lake={tmp_path}"])
+    plan = RunPlan(config, RUN_DATE, retrain=False)
+
+    def lease_of(
+        run_date: str, wait_s: float, signal_number: int | None = None
+    ) -> AbstractContextManager[None]:
+        submission = launchers.Submission("local.conf", "x.yaml", wait_s=wait_s)
+        interruptions = launchers.Interruptions()
+        interruptions.received = signal_number
+        launcher = launchers.SparkSubmits(submission)
+        runner = run_chain.StageRunner(launcher, interruptions, StageProgress())
+        return run_chain._run_lease(replace(plan, run_date=run_date), runner)
+
+    first = lease_of(RUN_DATE, 0)
+    with first, lease_of("2026-01-05", 0):  # another date does not wait
+        with pytest.raises(
+            InfrastructureError, match=rf"nightly of generated for {RUN_DATE} is being done by"
+        ):
+            lease_of(RUN_DATE, 0).__enter__()
+        assert "Waiting" not in capsys.readouterr().out
+        with pytest.raises(launchers.StoppedError, match="SIGTERM arrived; nightly was stopped"):
+            lease_of(RUN_DATE, 60, int(signal.SIGTERM)).__enter__()
+        assert f"Waiting for another run of {RUN_DATE}" in capsys.readouterr().out
+        with lease(LakePaths(str(tmp_path)), RUN_DATE, "build_features", "generated"):
+            pass  # the stages of the run have leases of their own
+    with lease_of(RUN_DATE, 0):
+        pass
 
 
 def test_stages_share_an_application_until_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

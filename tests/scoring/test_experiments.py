@@ -428,6 +428,22 @@ def test_lists_without_a_treatment_have_no_figures_of_variants(config: Config) -
     assert "experiment" not in measure_recommendations(context(with_experiment(config))).facts
 
 
+def test_lists_of_an_experiment_that_was_removed_are_a_warning(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clicks on the lists of the last date arrive a day later, when the section may be missing already."""
+    score_daily(context(with_experiment(config, end=RUN_DATE)))
+    missing = f"experiment second: its lists of {RUN_DATE} are not measured"
+    for removed in (config, with_experiment(config, name="third")):
+        caplog.clear()
+        assert "experiment" not in measure_recommendations(context(removed)).facts
+        assert missing in caplog.text
+    caplog.clear()
+    ended = measure_recommendations(context(with_experiment(config, end=RUN_DATE)))
+    assert "experiment" in ended.facts
+    assert missing not in caplog.text
+
+
 def test_a_day_without_clicks_compares_no_variants(config: Config, tmp_path: Path) -> None:
     copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
     raw = Path(LakePaths(copied.lake).raw.partition(DAY_AFTER).path) / "clicks.tsv"

@@ -57,10 +57,14 @@ def delete(lake: LakePaths, version: str) -> None:
     Path(f"{model_path(lake, NAME, version)}/model.json").unlink()
 
 
-def decide(lake: LakePaths, run_date: str, challenger: str, *, promoted: bool = True) -> None:
+def decide(
+    lake: LakePaths, run_date: str, challenger: str, *, promoted: bool = True, parent: str | None = None
+) -> None:
     before = champion_as_of(lake, NAME, run_date, before=True)
     after = challenger if promoted else before
-    record_decision(lake, NAME, run_date, ChampionDecision(challenger, before, promoted, after, "because"))
+    lineage = {} if parent is None else {"parent": parent}
+    decision = ChampionDecision(challenger, before, promoted, after, "because", lineage=lineage)
+    record_decision(lake, NAME, run_date, decision)
 
 
 def request(day: int, version: str | None = None, why: str = "clicks fell by half") -> OverrideRequest:
@@ -224,6 +228,47 @@ def test_pinning_a_withdrawn_version_makes_it_count_again(lake: LakePaths) -> No
     assert not champion_state_as_of(lake, NAME, run_date(6)).withdrawn
     roll_back(lake, NAME, request(6, "v2aaaa"))  # ends the pin as well
     assert serving(lake, last=7) == "1234322"
+
+
+def test_models_trained_from_the_version_that_a_rollback_restores_may_be_promoted(lake: LakePaths) -> None:
+    """The pinned v3 is withdrawn, and it is an ancestor of v4, which serves again."""
+    pin(lake, NAME, request(5, "v3aaaa"))
+    record = roll_back(lake, NAME, request(6, "v4aaaa", "it was not v4"))
+    assert record is not None
+    assert (record.champion, record.withdrawn) == ("v4aaaa", ("v3aaaa",))
+    assert serving(lake, last=7) == "1234344"
+    trained(lake, "v5aaaa", "v4aaaa")
+    trained(lake, "v6aaaa", "v3aaaa")
+    state = champion_state_as_of(lake, NAME, run_date(7), before=True)
+    assert reason_against_promotion(lake, NAME, "v5aaaa", state) is None
+    assert "v6aaaa was trained from v3aaaa, which" in str(
+        reason_against_promotion(lake, NAME, "v6aaaa", state)
+    )
+    roll_back(lake, NAME, request(8, "v2aaaa"))
+    later = champion_state_as_of(lake, NAME, run_date(8), before=True)
+    assert "v5aaaa was trained from v4aaaa" in str(reason_against_promotion(lake, NAME, "v5aaaa", later))
+
+
+def test_no_model_serves_that_was_trained_from_a_version_withdrawn_later(lake: LakePaths) -> None:
+    """The rollback of a past date also ends the service of v3 and v4, which were trained from v2."""
+    roll_back(lake, NAME, request(2, "v1aaaa", "v2 learned clicks of robots"))
+    assert serving(lake) == "111111"
+    trained(lake, "v5aaaa", "v1aaaa")
+    decide(lake, run_date(5), "v5aaaa")
+    assert serving(lake) == "111155"
+    pin(lake, NAME, request(6, "v3aaaa"))  # a person may still choose it
+    release(lake, NAME, request(7))
+    assert serving(lake, last=7) == "1111533"
+
+
+def test_a_model_stays_out_after_prune_has_deleted_it(lake: LakePaths) -> None:
+    """The decision of the gate names the parent, so the deleted model.json is not needed."""
+    decide(lake, run_date(3), "v3aaaa", parent="v2aaaa")
+    decide(lake, run_date(4), "v4aaaa", parent="v3aaaa")
+    roll_back(lake, NAME, request(2, "v1aaaa"))
+    for version in ("v2aaaa", "v3aaaa", "v4aaaa"):
+        delete(lake, version)
+    assert serving(lake) == "111111"
 
 
 def test_what_cannot_be_done_is_said(lake: LakePaths, tmp_path: Path) -> None:

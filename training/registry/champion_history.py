@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import NoneType
 from typing import Any, Literal, assert_never, get_args
 
 from storage import file_io, format_versions
 from storage.format_versions import require_names, typed
 from storage.paths import LakePaths
+from training.registry.model_json import is_described, read_description
 
 PROMOTIONS, OVERRIDES = "promotions", "interventions"  # folder names
 WEIGHTS = "weights"  # key of a promotion: maps versions to the digests of their weights
@@ -60,15 +61,21 @@ class ChampionState:
     """The champion of a run date and the decisions behind it.
 
     Attributes:
-        champions: the run date and the version of each promotion, pin and release, oldest first. Withdrawn
-            versions are left out.
+        champions: the run date and the version of each promotion, pin and release, oldest first. Versions
+            that may not serve are left out (see `withdrawn_ancestor`).
         pinned: the pin in force; None if no version is pinned.
         withdrawn: maps each withdrawn version to the rollback that withdrew this version.
+        approved: maps each withdrawn version to the versions that a person has chosen since then, as the
+            target of a rollback or by a pin. They may serve, even if they were trained from it.
+        parents: maps evaluated challengers to the model from which their training started. The files of
+            these models may be deleted.
     """
 
     champions: tuple[tuple[str, str], ...] = ()
     pinned: Override | None = None
     withdrawn: Mapping[str, Override] = field(default_factory=dict)
+    approved: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    parents: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def champion(self) -> str | None:
@@ -83,15 +90,37 @@ def champion_state_as_of(lake: LakePaths, name: str, run_date: str, *, before: b
 
     With `before`, the function returns the state at the beginning of that run, before the gate has decided.
     """
+    overrides = read_overrides(lake, name, run_date)
+    # Tuples (run date, order within the date, version). On the same date, overrides (0) come before the
+    # gate's decision (1). A rollback adds no entry. It withdraws later champions, so that an earlier one
+    # serves again.
+    champions = [(one.run_date, 0, one.champion) for one in overrides if one.action != "rollback"]
+    parents: dict[str, str | None] = {}
+    for date, decision in read_decisions(lake, name, run_date):
+        if "parent" in decision.get("lineage", {}):  # earlier releases recorded no lineage
+            parents[str(decision.get("challenger"))] = decision["lineage"]["parent"]
+        if decision["promoted"] and not (before and date == run_date):
+            champions.append((date, 1, str(decision["champion_after"])))
+    champions.sort(key=lambda entry: entry[:2])
+    state = replace(_after(overrides), parents=parents)
+    valid = tuple(
+        (date, version)
+        for date, _, version in champions
+        if withdrawn_ancestor(lake, name, version, state) is None
+    )
+    return replace(state, champions=valid)
+
+
+def _after(overrides: Sequence[Override]) -> ChampionState:
+    """Returns which version is pinned, and which are withdrawn, after overrides. `champions` is empty."""
     pinned: Override | None = None
     withdrawn: dict[str, Override] = {}
-    # Tuples (run date, order within the date, version). On the same date, overrides (0) come before the
-    # gate's decision (1).
-    champions: list[tuple[str, int, str]] = []
-    for override in read_overrides(lake, name, run_date):
+    approved: dict[str, frozenset[str]] = {}
+    for override in overrides:
         if override.action == "rollback":
             pinned = None
-            withdrawn.update(dict.fromkeys(override.withdrawn, override))
+            for version in override.withdrawn:
+                withdrawn[version], approved[version] = override, frozenset()
         elif override.action == "pin":
             pinned = override
             withdrawn.pop(override.champion, None)
@@ -99,15 +128,34 @@ def champion_state_as_of(lake: LakePaths, name: str, run_date: str, *, before: b
             pinned = None
         else:
             assert_never(override.action)
-        # A rollback adds no entry. It withdraws later champions, so that an earlier one serves again.
-        if override.action != "rollback":
-            champions.append((override.run_date, 0, override.champion))
-    for date, decision in read_decisions(lake, name, run_date):
-        if decision["promoted"] and not (before and date == run_date):
-            champions.append((date, 1, str(decision["champion_after"])))
-    champions.sort(key=lambda entry: entry[:2])
-    valid = tuple((date, version) for date, _, version in champions if version not in withdrawn)
-    return ChampionState(valid, pinned, withdrawn)
+        if override.action != "release":
+            approved = {version: approved[version] | {override.champion} for version in withdrawn}
+    return ChampionState((), pinned, withdrawn, approved)
+
+
+def withdrawn_ancestor(lake: LakePaths, name: str, version: str, state: ChampionState) -> str | None:
+    """Returns why a version may not serve: itself or its newest ancestor, if a rollback withdrew it.
+
+    The ancestors are the models from which the trainings started. A version may serve although an ancestor
+    was withdrawn, if a person has since then chosen this version, or a model between it and the ancestor.
+
+    Returns:
+        The withdrawn version; None if the version may serve.
+    """
+    if not state.withdrawn:
+        return None
+    line: set[str] = set()
+    current: str | None = version
+    while current is not None and current not in line:
+        line.add(current)
+        if current in state.withdrawn and not line & state.approved[current]:
+            return current
+        if current in state.parents:
+            current = state.parents[current]
+        else:
+            path = f"{lake.models(name)}/{current}"
+            current = read_description(path).get("parent") if is_described(path) else None
+    return None
 
 
 def read_decisions(lake: LakePaths, name: str, until: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -121,8 +169,10 @@ def parse_decision(values: dict[str, Any]) -> dict[str, Any]:
     """Checks the values of a promotion, and returns them. Raises KeyError, TypeError or ValueError."""
     typed(values, promoted=bool, champion_after=(str, NoneType))
     require_names(values["champion_after"], values.get("challenger"))
-    if not isinstance(values.get(WEIGHTS, {}), dict):
-        raise TypeError(f"{WEIGHTS} is not an object")
+    for name in (WEIGHTS, "lineage"):
+        if not isinstance(values.get(name, {}), dict):
+            raise TypeError(f"{name} is not an object")
+    require_names(values.get("lineage", {}).get("parent"))
     return values
 
 

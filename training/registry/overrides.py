@@ -5,7 +5,7 @@ Each override is stored as a dated record. Repeating an override has no effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from conf.errors import ConfigError, DataError
@@ -19,9 +19,10 @@ from training.registry.champion_history import (
     Override,
     champion_state_as_of,
     read_overrides,
+    withdrawn_ancestor,
     write_overrides,
 )
-from training.registry.model_json import is_complete, is_described, read_description
+from training.registry.model_json import is_complete
 
 _MIN_PREFIX_LENGTH = 4
 _WAIT_S = 60.0  # how long to wait for another process that changes the same date
@@ -231,18 +232,12 @@ def reason_against_promotion(lake: LakePaths, name: str, version: str, state: Ch
 
 
 def withdrawal_of(lake: LakePaths, name: str, version: str, state: ChampionState) -> str | None:
-    """Returns the rollback that withdrew a version or one of its ancestors; None if there is none."""
-    for ancestor in _lineage(lake, name, version):
-        if ancestor in state.withdrawn:
-            subject = version if ancestor == version else f"{version} was trained from {ancestor}, which"
-            return f"{subject} was withdrawn ({state.withdrawn[ancestor]})"
-    return None
+    """Returns the rollback because of which a version may not serve; None if it may serve.
 
-
-def _lineage(lake: LakePaths, name: str, version: str) -> Iterator[str]:
-    """Yields a version and its ancestors (the models from which trainings started), newest first."""
-    current: str | None = version
-    while current is not None:
-        yield current
-        path = versions.model_path(lake, name, current)
-        current = read_description(path).get("parent") if is_described(path) else None
+    The rollback withdrew the version or one of its ancestors (see `withdrawn_ancestor`).
+    """
+    ancestor = withdrawn_ancestor(lake, name, version, state)
+    if ancestor is None:
+        return None
+    subject = version if ancestor == version else f"{version} was trained from {ancestor}, which"
+    return f"{subject} was withdrawn ({state.withdrawn[ancestor]})"

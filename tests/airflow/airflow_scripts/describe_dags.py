@@ -3,12 +3,14 @@
 import json
 from collections import defaultdict
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pendulum
 from airflow.configuration import conf
 from airflow.dag_processing.dagbag import DagBag
 from airflow.serialization.serialized_objects import DagSerialization
 
+from airflow_dags.alerts import late
 from airflow_dags.daily_recommendations import create_daily
 from airflow_dags.dataset import Dataset
 from airflow_dags.dates import days_between, run_date_of
@@ -89,6 +91,20 @@ DAYS = {
     "days": result_or_error(days_between, "2026-02-27", "2026-03-01"),
     "backwards": result_or_error(days_between, "2026-03-01", "2026-02-27"),
 }
+
+
+def late_alerts(context):
+    """The kinds of the alerts that are sent at the deadline of a run."""
+    kinds = []
+    with patch("airflow_dags.alerts.tell", lambda kind, *_, **__: kinds.append(kind)):
+        late("daily_recommendations", 6, **context)
+    return kinds
+
+
+LATE = {
+    state: late_alerts({"context": {"dag_run": {"state": state}}})
+    for state in ("running", "queued", "failed", "success")
+}
 bag = DagBag(conf.get("core", "dags_folder"))
 described = {
     name: {
@@ -108,4 +124,14 @@ described = {
     }
     for name, dag in bag.dags.items()
 }
-print(json.dumps({"errors": bag.import_errors, "dags": described, "days": DAYS, "scheduled": SCHEDULED}))
+print(
+    json.dumps(
+        {
+            "errors": bag.import_errors,
+            "dags": described,
+            "days": DAYS,
+            "scheduled": SCHEDULED,
+            "late": {**LATE, "no context": late_alerts({})},
+        }
+    )
+)

@@ -48,6 +48,7 @@ def described(dag):
         "options": {name: list(task.options) for name, task in tasks.items() if getattr(task, "options", ())},
         "last": sorted(task.task_id for task in dag.leaves),
         "log_wait_hours": tasks["raw_log"].timeout / 3600 if "raw_log" in tasks else None,
+        "wait_hours": tasks["wait_for_other_dag"].timeout / 3600 if "wait_for_other_dag" in tasks else None,
         "waits_for": getattr(tasks.get("wait_for_other_dag"), "other", None),
         "starts": tasks["night"].partial_kwargs["trigger_dag_id"] if "night" in tasks else None,
         "assets": sorted({asset.name for task in dag.tasks for asset in (*task.outlets, *task.inlets)}),
