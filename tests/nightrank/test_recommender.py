@@ -459,6 +459,8 @@ def test_wrong_arguments_of_fitted_recommenders_are_refused(fitted: nightrank.Re
         (lambda: fitted.recommend("u01"), "is the text 'u01'"),
         (lambda: fitted.recommend(["u01"], k=0), "k=0 is smaller than 1"),
         (lambda: fitted.recommend(["u01"], k=None), "k is None"),  # type: ignore[arg-type]
+        (lambda: fitted.recommend(["u01"], k=2**70), "is larger than 2"),
+        (lambda: fitted.recommend(5), "users is 5, not a list of ids"),  # type: ignore[arg-type]
         (lambda: fitted.recommend(["u01"], unknown="guess"), "unknown='guess' is not allowed"),  # type: ignore[arg-type]
     ]
     for call, message in wrong:
