@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,6 @@ from conf.errors import ConfigError, DataError
 from conf.names import LONGEST_COLUMN, column_name
 from conf.raw_types import expand_range, fits_column
 from etl.raw.row_rules import RULE, are_bad_keys
-from etl.raw.time_text import FIRST_DAY, LAST_DAY
 from nightrank.frame_training import read_labels
 from nightrank.spark_frames import AnyFrame, local_table
 from storage.feature_spec import FLOAT32_MAX
@@ -201,7 +200,10 @@ def _require_years(name: str, numbers: pa.Array, per_second: int) -> None:
         numbers: times since 1970-01-01 UTC, some of them null.
         per_second: the number of units of `numbers` in a second.
     """
-    first, end = (day * _DAY_S * per_second for day in (FIRST_DAY, LAST_DAY + 1))
+    first, end = (
+        (day - date(1970, 1, 1).toordinal()) * _DAY_S * per_second
+        for day in (date.min.toordinal(), date.max.toordinal() + 1)
+    )
     if first < -(2**63):  # ns of 64 bits are in the years 1677 to 2262
         return
     wrong = pc.fill_null(pc.or_(pc.less(numbers, first), pc.greater_equal(numbers, end)), False)
