@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator
 from conf.messages import is_printable
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_LONGEST_COLUMN = 128
+LONGEST_COLUMN = 128
 
 # URI schemes of lakes and of raw data. On these stores, storage.file_io can replace a file atomically.
 SCHEMES = ("", "file", "s3", "s3a", "hdfs", "gs", "abfss", "abfs", "az")
@@ -38,9 +38,9 @@ def folder_name(name: str) -> str:
 
 def column_name(name: str) -> str:
     """Checks the name of a column or feature, which may become part of a file name."""
-    if not 1 <= len(name) <= _LONGEST_COLUMN or "/" in name or "\\" in name or not is_printable(name):
+    if not 1 <= len(name) <= LONGEST_COLUMN or "/" in name or "\\" in name or not is_printable(name):
         raise ValueError(
-            f"a column name must have 1 to {_LONGEST_COLUMN} characters and must not contain /, \\ or "
+            f"a column name must have 1 to {LONGEST_COLUMN} characters and must not contain /, \\ or "
             "control characters; choose another name. For a raw column, write this other name as `name`, and "
             "the name in the raw files as `source`"
         )

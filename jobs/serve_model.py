@@ -253,7 +253,19 @@ def _of_records(content: Any, columns: Sequence[str]) -> Mapping[str, list[Any]]
         if not isinstance(row, dict):
             raise DataError(f"row {index} of {_RECORDS} is not an object", _FORMATS)
     present = set().union(*content)
-    return {name: [row.get(name) for row in content] for name in columns if name in present}
+    return {name: _of_column(content, name) for name in columns if name in present}
+
+
+def _of_column(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    """Returns the values of a column. Raises DataError if a row lacks it."""
+    try:
+        return [row[name] for row in rows]
+    except KeyError:
+        row = next(index for index, row in enumerate(rows) if name not in row)
+        raise DataError(
+            f"row {row} of {_RECORDS} lacks the column {name}, which other rows have",
+            "send the same columns in all rows, and null for a missing value",
+        ) from None
 
 
 def _checked_rows(rows: Any) -> list[Any]:

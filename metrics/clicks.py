@@ -132,11 +132,10 @@ def vectors(
     """Returns labels, scores and weights as float64 vectors of length N. If `weights` is None, all are 1.
 
     Raises:
-        DataError: the arguments are not vectors of the same length, or a score is not finite.
+        DataError: the arguments are not vectors of numbers of the same length, or a score is not finite.
     """
-    label = np.asarray(labels, dtype=np.float64)
-    score = np.asarray(scores, dtype=np.float64)
-    weight = np.ones_like(label) if weights is None else np.asarray(weights, dtype=np.float64)
+    label, score = doubles("labels", labels), doubles("scores", scores)
+    weight = np.ones_like(label) if weights is None else doubles("weights", weights)
     if not label.shape == score.shape == weight.shape or label.ndim != 1:
         raise DataError(
             f"labels {label.shape}, scores {score.shape} and weights {weight.shape} "
@@ -149,6 +148,14 @@ def vectors(
             "check whether features have infinite values, or whether the training diverged",
         )
     return label, score, weight
+
+
+def doubles(name: str, values: ArrayLike) -> Vector:
+    """Returns values as float64. Raises DataError if a value is not a number."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise DataError(f"the {name} are not numbers: {error}", "convert them to numbers") from error
 
 
 # Computes measures of predictions from partial sums. Each process sums the rows of one range of scores.

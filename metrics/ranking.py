@@ -12,9 +12,11 @@ A list of items is compared with the relevant items of its user. The list need n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from conf.errors import ConfigError, DataError
@@ -54,8 +56,9 @@ def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
         k: number of positions that are measured, from the first.
 
     Raises:
-        DataError: lengths differ, a score is not finite, a label is neither 0 nor 1, or no group has a click.
-        ConfigError: k is below 1.
+        DataError: lengths differ, a score is not finite, a label is neither 0 nor 1, a group is missing,
+            groups have different types, or no group has a click.
+        ConfigError: k is not a positive integer.
     """
     return float(np.mean(average_precisions(_clicked(labels, scores, groups, k), k)))
 
@@ -85,7 +88,8 @@ def normalized_gains(hits: Hits, k: int) -> Vector:
     It is DCG@k divided by the DCG@k of a ranking with all relevant entries first (Järvelin and Kekäläinen
     2002; RecBole, class NDCG). Here DCG@k = Σ_{i ≤ k} relevant_i / log2(i + 1).
     """
-    ideal = np.cumsum(1 / np.log2(np.arange(k) + 2))
+    most = min(k, int(hits.clicks.max()))
+    ideal = np.cumsum(1 / np.log2(np.arange(most) + 2))
     return hits.sums(1 / np.log2(hits.position + 1)) / ideal[np.minimum(hits.clicks, k) - 1]
 
 
@@ -122,9 +126,12 @@ def any_hits(hits: Hits, k: int) -> Vector:
 
 
 def require_k(k: int) -> None:
-    """Raises ConfigError if k is below 1."""
-    if k < 1:
-        raise ConfigError(f"k={k} is below 1", "measure at a k of 1 or more")
+    """Raises ConfigError if k is not a positive integer of 64 bits."""
+    if not isinstance(k, Integral) or isinstance(k, bool):
+        raise ConfigError(f"k={k!r} is not an integer", "measure at a k of 1 or more")
+    if not 1 <= k < 2**63:
+        problem = f"k={k} is below 1" if k < 1 else f"k={k} is above 2**63 - 1"
+        raise ConfigError(problem, "measure at a k of 1 or more")
 
 
 def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> Hits:
@@ -157,7 +164,7 @@ def _ranked(
 
 def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
     """Returns, for each of N rows, the index of its group among all groups in sorted order: (N,) int64."""
-    group = np.asarray(groups)
+    group = plain_array(groups)
     if group.shape != label.shape:
         raise DataError(
             f"groups {group.shape} and labels {label.shape} differ in length", "pass one group per row"
@@ -169,7 +176,34 @@ def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
             f"no group among {len(label)} rows has a click, so there is no ranking to measure",
             "measure on a split with clicks, for example by adding days to the split",
         )
-    return np.unique(group, return_inverse=True)[1].astype(np.int64)
+    return distinct_index("groups", group)
+
+
+def plain_array(values: ArrayLike) -> NDArray[Any]:
+    """Returns values as an array. Unlike NumPy, it does not convert the numbers in a list of texts to texts.
+
+    For NumPy, NaN in a list of texts would be the text `nan`.
+    """
+    return np.asarray(values, dtype=object if isinstance(values, list | tuple) else None)
+
+
+def distinct_index(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns the index of each of N values among the distinct values in ascending order: (N,).
+
+    Args:
+        name: the name of the values, for messages.
+        values: (N,) values of one type that can be sorted.
+
+    Raises:
+        DataError: values are missing, or have different types.
+    """
+    try:
+        missing = pa.array(values, from_pandas=True).null_count
+        if not missing:
+            return np.unique(values, return_inverse=True)[1].astype(np.int64)
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise DataError(f"{name} have different types: {error}", "convert them to one type") from error
+    raise DataError(f"{missing} of {len(values)} {name} are missing", "leave these rows out")
 
 
 # Lists of items, and the items that are relevant to the users of these lists.
@@ -247,18 +281,42 @@ def _joined(arrays: Sequence[Ids]) -> Ids:
 
 
 def _ids_of(name: str, ids: ArrayLike) -> Ids:
-    array = np.asarray(ids)
-    if array.dtype == object:  # NumPy arrays of texts from pandas
-        texts = all(isinstance(value, str) for value in array.flat)
-        array = array.astype(str) if texts else np.array(array.tolist())
+    array = plain_array(ids)
     if array.ndim != 1:
         raise DataError(f"{name} contains {ids!r}, which is not a list of ids", "pass one list for each user")
+    if array.dtype == object:
+        array = _of_one_type(name, array)
     if len(array) and array.dtype.kind not in "iuUS":
         raise DataError(
             f"{name} contains ids of the type {array.dtype}, such as {array[0]!r}",
             "pass integers or texts without missing values",
         )
     return array
+
+
+def _of_one_type(name: str, values: NDArray[Any]) -> Ids:
+    """Converts an array of objects to an array of integers or of texts.
+
+    Raises:
+        DataError: a value is missing, or is neither an integer nor a text, or values have both types.
+    """
+    kinds = {kind: _kind_of_object(kind) for kind in set(map(type, values))}
+    wrong = [value for value in values if kinds[type(value)] is None]
+    if wrong:
+        raise DataError(
+            f"{name} contains {wrong[0]!r} of the type {type(wrong[0]).__name__} in a list of ids",
+            "pass integers or texts without missing values",
+        )
+    if len(set(kinds.values())) > 1:
+        raise DataError(f"{name} has a list with ids of two types", "convert all ids to one type")
+    return np.array(values.tolist())
+
+
+def _kind_of_object(kind: type) -> str | None:
+    """Returns the kind of the ids of a class; None if the class has no ids."""
+    if issubclass(kind, str | bytes):
+        return _TEXTS
+    return _NUMBERS if issubclass(kind, int | np.integer) and kind is not bool else None
 
 
 def _kind(array: Ids) -> str:
@@ -316,7 +374,7 @@ def hits_of_lists(
         k: number of positions that are measured, from the first.
 
     Raises:
-        ConfigError: k is below 1.
+        ConfigError: k is not a positive integer.
         DataError: the numbers of users differ; a list has an id twice; an id is missing, or is neither an
             integer nor a text, or ids have different types; or no user has a relevant item.
     """

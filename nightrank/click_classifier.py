@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from conf.errors import ConfigError, DataError
+from metrics.ranking import plain_array
 from nightrank import metrics
 from nightrank.estimator import Estimator, Training, operators
 from nightrank.frame_training import train
@@ -226,7 +227,7 @@ def _clicks_of(labels: ArrayLike, classes: NDArray[Any], rows: int) -> NDArray[n
 
 def _labels(labels: ArrayLike, rows: int) -> NDArray[Any]:
     """Returns the labels as an array. Raises DataError if a label is missing, or lengths differ."""
-    values = labels if isinstance(labels, pa.Array | pa.ChunkedArray) else np.asarray(labels)
+    values = labels if isinstance(labels, pa.Array | pa.ChunkedArray) else plain_array(labels)
     shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
     if shape != (rows,):
         raise DataError(
@@ -234,7 +235,7 @@ def _labels(labels: ArrayLike, rows: int) -> NDArray[Any]:
         )
     try:
         column = pa.array(values, from_pandas=True) if isinstance(values, np.ndarray) else values
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:
         raise DataError(f"the labels have different types: {error}", "convert them to one type") from error
     if column.null_count:
         raise DataError(f"{column.null_count} of {rows} labels are missing", "leave these rows out")

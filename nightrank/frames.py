@@ -136,6 +136,8 @@ def with_columns(rows: Frame | pa.RecordBatch, keep: Sequence[str], features: Fr
     """
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
+    if not len(keep):  # a frame of Polars without columns has no rows, so `hstack` would refuse the features
+        return features
     names = list(rows.column_names if isinstance(rows, pa.Table) else rows.columns)
     of_features = list(features.column_names if isinstance(features, pa.Table) else features.columns)
     require_kept(keep, names, of_features)
@@ -204,7 +206,7 @@ def decoded_like(values: Any, decode: Callable[[pa.Array], pa.Array]) -> Any:
             arrow = pa.array(arrow, from_pandas=True)
         except (pa.ArrowException, TypeError) as error:
             raise DataError(f"the values have different types: {error}", "pass values of one type") from error
-    array = pa.concat_arrays(arrow.chunks) if isinstance(arrow, pa.ChunkedArray) else arrow
+    array = _one_array(arrow) if isinstance(arrow, pa.ChunkedArray) else arrow
     is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
     elements = pc.list_flatten(array) if is_list else array
     distinct = elements.unique()
@@ -222,6 +224,10 @@ def decoded_like(values: Any, decode: Callable[[pa.Array], pa.Array]) -> Any:
     if _is_series(values, "polars"):
         return sys.modules["polars"].Series(values.name, replaced)
     return replaced.to_pylist()
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _is_series(values: object, library: str) -> bool:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
-from conf.raw_types import fits_column
+from conf.names import LONGEST_COLUMN, column_name
+from conf.raw_types import expand_range, fits_column
+from etl.raw.row_rules import RULE, are_bad_keys
 from nightrank.frame_training import read_labels
 from nightrank.spark_frames import AnyFrame, local_table
+from storage.feature_spec import FLOAT32_MAX
 
 # Names of columns in the tables.
 USER, ITEM, TIME, LABEL = "user", "item", "time", "label"
@@ -29,6 +32,9 @@ _OF_LISTS = ("position", "score", "reason")
 # The largest number that is accepted as a time in seconds (the year 5138). Larger numbers are probably
 # milliseconds: read as milliseconds, this number is a time in 1973.
 _LAST_SECOND = 1e11
+_DAY_S = 86_400
+_LONGEST_SHOWN = 60  # characters of an id in a message
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,8 @@ def read_interactions(
     Raises:
         ConfigError: the rows are not a frame, two of the columns have the same name, or a column of ids
             has the name of another column of recommendation lists: position, score or reason.
-        DataError: a column is missing; an id or a time is missing, or has an unsupported type; a label is not
-            0 or 1; or there are no rows.
+        DataError: a column is missing; an id or a time is missing, or has an unsupported type or value; a
+            label is not 0 or 1; or there are no rows.
     """
     names = [name for name in (user, item, time, label) if name is not None]
     if len(set(names)) < len(names) or {user, item} & set(_OF_LISTS):
@@ -79,7 +85,7 @@ def read_interactions(
     _require_columns(table, names, "interactions")
     if not table.num_rows:
         raise DataError("the interactions have no rows", "pass at least some hundred interactions")
-    columns = {USER: _ids(user, table.column(user)), ITEM: _ids(item, table.column(item))}
+    columns = {USER: _keys(user, table.column(user)), ITEM: _keys(item, table.column(item))}
     if time is not None:
         columns[TIME] = _times(time, table.column(time))
     if label is not None:
@@ -126,11 +132,33 @@ def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
     return values
 
 
+def _keys(name: str, column: pa.ChunkedArray) -> pa.Array:
+    """Returns the ids of rows from which a model is trained (`_ids`).
+
+    Raises:
+        DataError: `_ids` raises this error, or the jobs would reject an id.
+    """
+    ids = _ids(name, column)
+    if pa.types.is_string(ids.type):
+        wrong = are_bad_keys(ids)
+        count = pc.sum(wrong).as_py()
+        if count:
+            row = pc.index(wrong, True).as_py()
+            value = ids[row].as_py()
+            shown = repr(value) if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]!r}…"
+            raise DataError(
+                f"column {name}, row {row}: {shown} is not an id ({count} of {len(ids)} rows): {RULE}",
+                "correct these ids, or leave these rows out",
+            )
+    return ids
+
+
 def _times(name: str, column: pa.ChunkedArray) -> pa.Array:
     """Returns times in µs, in UTC.
 
     Raises:
-        DataError: a time is missing, or the type of the column is not a type of times.
+        DataError: a time is missing or outside the years 1 to 9999, or the type of the column is not a type
+            of times.
     """
     values = pa.concat_arrays(column.chunks)
     kind = values.type
@@ -143,9 +171,13 @@ def _times(name: str, column: pa.ChunkedArray) -> pa.Array:
                 f"column {name} has the number {most:.17g}, but numbers must be seconds since 1970-01-01",
                 "convert the column to timestamps, such as by pandas.to_datetime(…, unit='ms')",
             )
+        _require_years(name, seconds, 1)
         micros = pc.round(pc.multiply(seconds, 1e6)).cast(pa.int64())
         values = micros.cast(pa.timestamp("us", "UTC"))
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        if pa.types.is_date(kind):
+            values = values.cast(pa.timestamp("s"))
+        _require_years(name, values.cast(pa.int64()), _PER_SECOND[values.type.unit])
         values = values.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         values = values.cast(pa.timestamp("us", "UTC"))
     else:
@@ -160,13 +192,35 @@ def _times(name: str, column: pa.ChunkedArray) -> pa.Array:
     return values
 
 
+def _require_years(name: str, numbers: pa.Array, per_second: int) -> None:
+    """Raises DataError if a time is outside the years 1 to 9999, to which dates are limited.
+
+    Args:
+        name: the name of the column.
+        numbers: times since 1970-01-01 UTC, some of them null.
+        per_second: the number of units of `numbers` in a second.
+    """
+    first, end = (
+        (day - date(1970, 1, 1).toordinal()) * _DAY_S * per_second
+        for day in (date.min.toordinal(), date.max.toordinal() + 1)
+    )
+    if first < -(2**63):  # ns of 64 bits are in the years 1677 to 2262
+        return
+    wrong = pc.fill_null(pc.or_(pc.less(numbers, first), pc.greater_equal(numbers, end)), False)
+    if pc.any(wrong).as_py():
+        raise DataError(
+            f"column {name}, row {pc.index(wrong, True).as_py()}: the time is outside the years 1 to 9999",
+            "check the unit of the times, and correct them or leave these rows out",
+        )
+
+
 def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, like: pa.DataType) -> pa.Table:
     """Returns a table of attributes: the key, and columns of numbers, texts or lists of texts.
 
     Raises:
-        ConfigError: a column has a name that features cannot have.
-        DataError: the key is missing, occurs twice or has another type than in the interactions; or a column
-            has a type that attributes cannot have.
+        ConfigError: a column has a name that features cannot have, or two names differ only in case.
+        DataError: the key is missing, occurs twice, has another type than in the interactions, or has a wrong
+            value; or a column has a type or a value that attributes cannot have, or no number at all.
     """
     columns_of_frame = (
         frame.schema.names if isinstance(frame, pa.Table | pa.RecordBatch) else list(frame.columns)
@@ -174,7 +228,7 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
     names = [str(name) for name in columns_of_frame]
     table = local_table(frame, names)
     _require_columns(table, [key], section)
-    ids = _ids(key, table.column(key))
+    ids = _keys(key, table.column(key))
     if ids.type != like:
         raise DataError(
             f"column {key} of the {section} has the type {ids.type}, but {like} in the interactions",
@@ -186,15 +240,54 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
         raise DataError(f"the {section} contain {key}={twice[0].as_py()!r} more than once", "keep one row")
     side = USER if section == "users" else ITEM
     columns = {side: ids}
-    for name in table.column_names:
-        if name != key:
-            column = f"{_PREFIXES[side]}{name}"
-            if not fits_column(column):
-                raise ConfigError(
-                    f"column {name!r} of the {section} has a name with a dot or a backtick", "rename it"
-                )
-            columns[column] = _attribute(name, table.column(name))
+    attributes = [name for name in table.column_names if name != key]
+    _require_names(section, _PREFIXES[side], attributes)
+    for name in attributes:
+        values = _attribute(name, table.column(name))
+        if pa.types.is_floating(values.type):
+            _require_numbers(f"column {name} of the {section}", values)
+        columns[f"{_PREFIXES[side]}{name}"] = values
     return pa.table(columns)
+
+
+def _require_names(section: str, prefix: str, attributes: Sequence[str]) -> None:
+    """Raises ConfigError if features cannot have the names of attributes, with their prefix."""
+    by_case: dict[str, str] = {}
+    for name in attributes:
+        if not _fits_feature(f"{prefix}{name}"):
+            raise ConfigError(
+                f"column {name!r} of the {section}: the name of an attribute must have at most "
+                f"{LONGEST_COLUMN - len(prefix)} characters, and must not contain a dot, a backtick, /, \\, "
+                "a control character or a range such as {1..3}",
+                "rename it",
+            )
+        other = by_case.setdefault(name.lower(), name)
+        if other != name:
+            raise ConfigError(
+                f"the {section} have the columns {[other, name]}, whose names differ only in upper and lower "
+                "case",
+                "rename one of them",
+            )
+
+
+def _fits_feature(name: str) -> bool:
+    try:
+        return fits_column(column_name(name)) and expand_range(name) == [name]
+    except ValueError:
+        return False
+
+
+def _require_numbers(column: str, values: pa.Array) -> None:
+    """Raises DataError if a number is outside the range of float32, or there are no numbers."""
+    wrong = pc.fill_null(pc.greater(pc.abs(values), FLOAT32_MAX), False)
+    if pc.any(wrong).as_py():
+        row = pc.index(wrong, True).as_py()
+        raise DataError(
+            f"{column}, row {row}: {values[row]} is outside the range of float32",
+            "correct the value, or leave it out (None)",
+        )
+    if not pc.any(pc.is_finite(values)).as_py():
+        raise DataError(f"{column} has no numbers", "leave the column out")
 
 
 def _attribute(name: str, column: pa.ChunkedArray) -> pa.Array:
@@ -234,10 +327,13 @@ def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
         kind: the type of ids in the interactions.
 
     Raises:
+        ConfigError: `ids` is a single value, not a list.
         DataError: an id is missing, or the ids have another type than in the interactions.
     """
     values = ids
     if not isinstance(values, pa.Array | pa.ChunkedArray):
+        if not isinstance(ids, Iterable):
+            raise ConfigError(f"{argument} is {ids!r}, not a list of ids", f"pass {argument}=[{ids!r}]")
         try:
             values = pa.array(list(ids), from_pandas=True)
         except (pa.ArrowException, OverflowError) as error:
@@ -254,8 +350,18 @@ def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
 
 
 def typed(texts: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Converts ids to the type that they have in the interactions. Texts become `string`."""
-    return texts.cast(pa.int64()).cast(getattr(pa, kind)()) if _of_integers(kind) else texts
+    """Converts ids to the type that they have in the interactions. Texts become `string`.
+
+    Integers become int64 if one of them does not fit into the type: the id of an unknown user, or of an item
+    that only the frame `items` has.
+    """
+    if not _of_integers(kind):
+        return texts
+    integers = texts.cast(pa.int64())
+    try:
+        return integers.cast(getattr(pa, kind)())
+    except pa.ArrowInvalid:
+        return integers
 
 
 def _of_integers(kind: str) -> bool:
@@ -264,4 +370,4 @@ def _of_integers(kind: str) -> bool:
 
 def iso_time(micros: int) -> str:
     """Returns a time in µs since 1970-01-01 UTC in ISO 8601."""
-    return datetime.fromtimestamp(micros / 1e6, UTC).isoformat()
+    return (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)).isoformat()

@@ -17,12 +17,13 @@ All errors are subclasses of `nightrank.NightrankError`.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from conf.errors import ConfigError, DataError
@@ -169,7 +170,7 @@ def hit_rate(
         weights: (U,) weight of each user; None means 1.
 
     Raises:
-        ConfigError: k is below 1.
+        ConfigError: k is not a positive integer.
         DataError: the numbers of users differ; no user has a relevant item; a list has an item twice; an id
             is missing or has another type; or a weight is negative or not finite.
     """
@@ -244,7 +245,7 @@ def _terms(
 
 def _user_weights(weights: ArrayLike | None, users: int) -> Floats:
     """Returns one weight per user."""
-    weight = np.ones(users) if weights is None else np.asarray(weights, dtype=np.float64)
+    weight = np.ones(users) if weights is None else clicks.doubles("weights", weights)
     if weight.shape != (users,):
         raise DataError(
             f"there are {users} lists, but weights of shape {weight.shape}", "pass one weight per list"
@@ -269,7 +270,7 @@ def novelty(
         weights: (U,) weight of each user; None means 1.
 
     Raises:
-        ConfigError: k is below 1.
+        ConfigError: k is not a positive integer.
         DataError: all lists are empty, there are no users in `seen`, or an argument breaks a rule of
             `hit_rate`.
     """
@@ -306,7 +307,7 @@ def coverage(recommended: Collections, catalogue: ArrayLike, k: int | None = Non
         k: number of positions that are measured; None for all positions.
 
     Raises:
-        ConfigError: k is below 1.
+        ConfigError: k is not a positive integer.
         DataError: the catalogue is empty, a list has an item that is not in the catalogue, or the lists break
             a rule of `hit_rate`.
     """
@@ -361,7 +362,7 @@ class ConfidenceInterval:
 
     Attributes:
         value: the measure of all rows or lists.
-        low, high: bounds of the interval.
+        low, high: bounds of the interval; NaN if lists have too few users for an interval.
         confidence: the confidence, such as 0.95.
         replicates: number of resamples in which the measure is defined.
     """
@@ -392,6 +393,9 @@ def interval(
     and R. Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). The result depends only on the
     arguments.
 
+    If the mean of lists is undefined in more than a tenth of the resamples, because all their users have the
+    weight 0, the bounds are NaN. This is so for one or two users.
+
     Args:
         measure: a function of this module except `coverage`. A resample has fewer distinct users, so its
             coverage would be too small.
@@ -405,10 +409,14 @@ def interval(
 
     Raises:
         ConfigError: `measure` is not one of the accepted functions, `users` is set for a measure of lists,
-            `replicates` is below 1, or `confidence` is not between 0 and 1.
-        DataError: the measure is undefined for the arguments or in more than a tenth of the resamples, or an
-            argument is invalid.
+            `replicates` is not a positive integer, `confidence` is not between 0 and 1, or `seed` is not an
+            integer of 64 bits.
+        DataError: the measure is undefined for the arguments, a measure of rows is undefined in more than a
+            tenth of the resamples, or an argument is invalid.
     """
+    for name, number in (("replicates", replicates), ("seed", seed)):
+        if not isinstance(number, Integral) or not -(2**63) <= number < 2**63:
+            raise ConfigError(f"{name}={number!r} is not an integer of 64 bits", "pass such an integer")
     if replicates < 1 or not 0 < confidence < 1:
         raise ConfigError(
             f"replicates={replicates} and confidence={confidence} are not allowed",
@@ -428,10 +436,13 @@ def interval(
         known = [one.__name__ for one in (*_OF_ROWS, *_OF_LISTS)]
         raise ConfigError(f"{measure!r} is not a measure with an interval", f"pass one of {known}")
     bounds = bootstrap.interval(value, measured, np.zeros_like(measured), confidence)
+    if bounds is None and measure in _OF_LISTS:
+        defined = int(np.isfinite(measured).sum())
+        return ConfidenceInterval(value, math.nan, math.nan, confidence, defined)
     if bounds is None:
         raise DataError(
-            f"{measure.__name__} is undefined in more than a tenth of the resamples, because a class has too "
-            "few users",
+            f"{measure.__name__} is undefined in more than a tenth of the resamples, because there are too "
+            "few users, or too few users with one of the labels",
             "measure more users",
         )
     return ConfidenceInterval(value, bounds.low, bounds.high, confidence, bounds.replicates)
@@ -483,15 +494,9 @@ def _units(users: ArrayLike | None, rows: int) -> NDArray[np.int64]:
     """
     if users is None:
         return np.arange(rows)
-    user_of_row = np.asarray(users)
+    user_of_row = ranking.plain_array(users)
     if user_of_row.shape != (rows,):
         raise DataError(
             f"there are {rows} rows, but users of shape {user_of_row.shape}", "pass the user of each row"
         )
-    try:
-        missing = pa.array(user_of_row, from_pandas=True).null_count
-    except pa.ArrowException as error:
-        raise DataError(f"users have different types: {error}", "convert them to one type") from error
-    if missing:
-        raise DataError(f"{missing} of {rows} users are missing", "leave these rows out")
-    return np.unique(user_of_row, return_inverse=True)[1].astype(np.int64)
+    return ranking.distinct_index("users", user_of_row)

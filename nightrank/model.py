@@ -316,9 +316,10 @@ class Model:
         Args:
             user_ids: the ids of the users, as in the log.
             k: maximum number of items of a list; None for `score.k` of the configuration, or 10.
-            context: maps raw columns of the context features to their values; None for `score.context` of
-                the configuration. If the lake was opened with its configuration, a column without a value
-                gets its most frequent value in the train split of the run date.
+            context: maps raw columns of the context features to their values. A column that is not in
+                `context` gets its value in `score.context` of the configuration. If the lake was opened with
+                its configuration, a column without a value gets its most frequent value in the train split of
+                the run date.
             unknown: what happens if a user is not in the table of users. `raise`: DataError. `skip`: the user
                 has no list.
 
@@ -643,6 +644,8 @@ def require_length(k: int | None) -> None:
         raise ConfigError(f"k={k!r} is not an integer", "pass a positive integer")
     if k < 1:
         raise ConfigError(f"k={k} is smaller than 1", "pass a positive integer")
+    if k >= 2**63:
+        raise ConfigError(f"k={k} is larger than 2**63 - 1", "pass a smaller integer")
 
 
 @dataclass(frozen=True)
@@ -703,7 +706,7 @@ class UserLists:
         version = self.info.spec.workflow_version
         length = k or score.k
         defaults = None if self.config is None else TrainingRows(self.config.name, self.date)
-        chosen = score.context if context is None else context
+        chosen = {**score.context, **(context or {})}
         values = encode_context(self.lake, self.info, chosen, defaults)
         files = data_files(self.lake.candidate_items(version).partition(self.date), items)
         rules = blend = None

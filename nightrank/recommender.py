@@ -230,7 +230,8 @@ class Recommender(Estimator):
             A frame of the library of the interactions (Arrow for Spark), with one row per list entry: the
             user, `position` (from 1), the item, `score` (float32, descending for each user) and `reason`
             ("ranked" or "popular"). The lists are in the order of `users`. A user who occurs twice has one
-            list.
+            list. Ids have the type that they have in the interactions, or int64 if one of them does not fit
+            into this type.
 
         Raises:
             ConfigError: the recommender is not fitted, or an argument is wrong.
@@ -269,8 +270,8 @@ class Recommender(Estimator):
         Returns:
             A mapping: `users` (number of users with a relevant item), `unknown_users` (number of these users
             who are in neither the interactions nor the frame `users` of `fit`), `hit_rate`, `ndcg`, `recall`,
-            `precision`, `mean_average_precision` and `mean_reciprocal_rank` (each with its interval; see
-            nightrank.metrics), and `coverage`.
+            `precision`, `mean_average_precision` and `mean_reciprocal_rank` (each with its interval, whose
+            bounds are NaN for one or two users; see nightrank.metrics), and `coverage`.
 
         Raises:
             ConfigError: the recommender is not fitted, or an argument is wrong.

@@ -90,6 +90,7 @@ def make_config(folder: str, tables: Mapping[str, pa.Table], training: Training)
         "split": {"by": "fraction", **_SHARES},
         "model": model,
         "train": training.train_section(recipe.drawn if draws else None),
+        "quality": {"max_bad_share": 0},
         "candidates": {
             "sources": [{"source": "all_items"}],
             "repeats": "unclicked" if has_labels else "none",

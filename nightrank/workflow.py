@@ -461,12 +461,14 @@ def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) 
         workflow: the workflow that was fitted on the rows.
         rows: the rows, with the raw columns of the workflow.
         others: columns that operators read only during the fit. Of these columns, the digest covers only
-            those with numbers.
+            those with numbers or booleans, which operators can read.
 
     Raises:
         DataError: a raw column is missing, or has a value that does not fit its type.
     """
-    numbers = [name for name in others if name in rows.column_names and _is_number(rows.schema.field(name))]
+    numbers = [
+        name for name in others if name in rows.column_names and _is_number(rows.schema.field(name).type)
+    ]
     return table_digest(
         pa.table(raw_values(rows, {**workflow.raw_types(), **dict.fromkeys(numbers, "float")}))
     )
@@ -498,6 +500,9 @@ def refuse_label(workflow: LocalWorkflow, label: str, other_names: Sequence[str]
             )
 
 
-def _is_number(field: pa.Field) -> bool:
-    kind = field.type
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+def _is_number(kind: pa.DataType) -> bool:
+    """Returns whether a fit can read values of this type as numbers (FrameRows.numbers)."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    is_float = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return is_float or pa.types.is_integer(kind) or pa.types.is_boolean(kind)

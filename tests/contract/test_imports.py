@@ -76,6 +76,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "training.settings",
         "scoring",
     ),
+    # The rule for ids of a log also holds for the frames of a Recommender.
+    "nightrank.interactions": ("conf", "storage", "etl.raw.row_rules", "nightrank"),
     # What runs the code of the jobs in a private folder, only when a Recommender is fitted.
     "nightrank.recommender_lake": (
         "conf",

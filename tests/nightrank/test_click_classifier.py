@@ -182,6 +182,12 @@ def test_parameters_and_copies(fitted: nightrank.ClickClassifier, tmp_path: Path
             lambda: nightrank.ClickClassifier(**SMALL).fit(ROWS, np.where(CLICKS, np.nan, 0)),
             "labels are missing",
         ),
+        (
+            lambda: nightrank.ClickClassifier(**SMALL).fit(
+                ROWS, ["yes" if click else np.nan for click in CLICKS]
+            ),
+            "labels are missing",
+        ),
         (lambda: nightrank.ClickClassifier(**SMALL).fit(ROWS[:0], []), "0 distinct values"),
         (
             lambda: nightrank.ClickClassifier(**SMALL).fit(

@@ -147,6 +147,9 @@ def test_each_kind_of_frame_is_returned_in_its_order(spark: SparkSession) -> Non
         table_of = fitted if isinstance(fitted, pa.Table) else fitted.to_arrow()
         assert table_of.column_names[0] == "when"
         check(table_of)
+        without: Any = again.fit_transform(rows)
+        assert isinstance(without, kind)
+        check(without if isinstance(without, pa.Table) else without.to_arrow())
     batch = arrow.to_batches()[0]
     check(nightrank.Workflow(PLAIN).fit(batch).transform(batch, keep=["when"]))
     frame = spark_rows(spark)
@@ -454,6 +457,7 @@ def test_ids_are_decoded_to_their_values() -> None:
     assert workflow.decode("city", polars["city"]).equals(pl.Series("city", expected.to_list()))
     arrow: Any = workflow.encode(pa.Table.from_pandas(rows))
     assert workflow.decode("city", arrow["city"]).to_pylist() == expected.to_list()
+    assert workflow.decode("city", pa.chunked_array([], pa.int32())).to_pylist() == []
     assert [value or [] for value in workflow.decode("tags", arrow["tags"]).to_pylist()] == [
         value or [] for value in rows["tags"]
     ]

@@ -231,9 +231,18 @@ def test_columns_of_pandas_are_arguments() -> None:
         (lambda: metrics.ndcg([["a", "a"]], [["a"]], k=1), "list 0 has '?a'? twice"),
         (lambda: metrics.ndcg([["a"]], [[1]], k=1), "different types"),
         (lambda: metrics.ndcg([["a"], [1]], [["a"], ["b"]], k=1), "two types"),
-        (lambda: metrics.ndcg([[1.5]], [[1]], k=1), "ids of the type float64"),
-        (lambda: metrics.ndcg([["a", None]], [["a"]], k=1), "ids of the type object"),
-        (lambda: metrics.ndcg([[1, math.nan]], [[1]], k=1), "ids of the type float64"),
+        (lambda: metrics.ndcg([[1.5]], [[1]], k=1), "contains 1.5 of the type float"),
+        (lambda: metrics.ndcg([np.array([1.5])], [[1]], k=1), "ids of the type float64"),
+        (lambda: metrics.ndcg([["a", None]], [["a"]], k=1), "contains None of the type NoneType"),
+        (lambda: metrics.ndcg([[1, math.nan]], [[1]], k=1), "contains nan of the type float"),
+        (lambda: metrics.ndcg([["a", math.nan]], [["a"]], k=1), "recommended contains nan of the type float"),
+        (lambda: metrics.ndcg([["a"]], [pd.Series(["a", math.nan])], k=1), "relevant contains nan"),
+        (lambda: metrics.coverage([["a"]], ["a", math.nan]), "catalogue contains nan"),
+        (lambda: metrics.ndcg([["a", 1]], [["1"]], k=1), "recommended has a list with ids of two types"),
+        (lambda: metrics.auc(["a", "b"], [0.1, 0.2]), "the labels are not numbers: could not convert"),
+        (lambda: metrics.auc([0, 1], [0.1, 0.2], [1, 10**400]), "the weights are not numbers"),
+        (lambda: metrics.ranked_rows([0, 1], [0.1, 0.2], ["a", None]), "1 of 2 groups are missing"),
+        (lambda: metrics.ranked_rows([0, 1], [0.1, 0.2], ["a", 1]), "groups have different types"),
         (lambda: metrics.ndcg(["ab"], [["a"]], k=1), "not a list of ids"),
         (lambda: metrics.ndcg("ab", [["a"]], k=1), "is a text"),
         (lambda: metrics.ndcg([["a"]], [["a"]], k=1, weights=[1, 2]), "1 lists, but weights of shape"),
@@ -241,6 +250,14 @@ def test_columns_of_pandas_are_arguments() -> None:
         (
             lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], users=["a", None]),
             "1 of 2 users are missing",
+        ),
+        (
+            lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], users=["a", math.nan]),
+            "1 of 2 users are missing",
+        ),
+        (
+            lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], users=["a", 1]),
+            "users have different types",
         ),
         (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], users=["a"]), "2 rows, but users of shape"),
         (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1]), "a tenth of the resamples"),
@@ -256,6 +273,10 @@ def test_unfit_data_is_refused(call: Callable[[], object], message: str) -> None
     [
         (lambda: metrics.ndcg([["a"]], [["a"]], k=0), "k=0 is below 1"),
         (lambda: metrics.coverage([["a"]], ["a"], k=0), "k=0 is below 1"),
+        (lambda: metrics.ndcg([["a"]], [["a"]], k=2.0), "k=2.0 is not an integer"),  # type: ignore[arg-type]
+        (lambda: metrics.ndcg([["a"]], [["a"]], k=2**70), "is above 2"),
+        (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], replicates=100.0), "replicates=100.0 is not"),  # type: ignore[arg-type]
+        (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], seed=2**64), "seed=18446744073709551616 is"),
         (lambda: metrics.interval(metrics.coverage, [["a"]], ["a"]), "not a measure with an interval"),
         (lambda: metrics.interval(metrics.ndcg, [["a"]], [["a"]], k=1, users=[1]), "`users` is for rows"),
         (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], replicates=0), "replicates=0"),
@@ -355,6 +376,20 @@ def test_intervals_of_lists_cover_the_mean_of_the_population(measure: Callable[.
         )
         covered += interval.low <= truth <= interval.high
     assert 80 <= covered <= 98
+
+
+def test_lists_of_two_users_have_a_value_without_bounds() -> None:
+    """In more than a tenth of the resamples, the weights of both users are 0."""
+    interval = metrics.interval(metrics.hit_rate, [["a"], ["b"]], [["a"], ["a"]], k=1)
+    assert interval.value == 0.5
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
+    assert interval.replicates < 900
+    assert str(interval) == "0.5000 [nan, nan]"
+
+
+def test_a_large_k_needs_no_memory() -> None:
+    assert metrics.ndcg([["a", "b"]], [["b"]], k=2**40) == metrics.ndcg([["a", "b"]], [["b"]], k=2)
 
 
 def test_an_interval_is_printed_with_its_value() -> None:

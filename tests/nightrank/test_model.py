@@ -87,6 +87,8 @@ def test_lists_without_a_configuration_need_the_context(world: World) -> None:
     assert_frame_equal(lists, published[published["user_id"].isin(users)].reset_index(drop=True)[list(lists)])
     other = model.recommend(users, context={**context, "I11": 10}).to_pandas()
     assert not other["score"].equals(lists["score"])
+    configured = nightrank.open(world.root, config=world.config).champion(RUN_DATE)
+    assert_frame_equal(configured.recommend(users, context={"I11": 10}).to_pandas(), other)
 
 
 def test_unknown_users_are_named_or_left_out(world: World) -> None:

@@ -24,7 +24,7 @@ from sklearn.base import clone
 import nightrank
 from nightrank import frames
 from nightrank.estimator import Training
-from nightrank.interactions import read_attributes, read_interactions
+from nightrank.interactions import iso_time, read_attributes, read_interactions, typed
 from nightrank.recommender_lake import make_config
 from storage.paths import LakePaths
 from storage.publish import read_manifest
@@ -252,6 +252,22 @@ def test_frames_and_ids_have_the_kind_of_the_interactions(kind: str) -> None:
         recommender.recommend(["3"])
 
 
+def test_ids_that_do_not_fit_into_their_type_become_int64() -> None:
+    """An unknown user may have any integer, and items may have ids that the interactions do not have."""
+    ids = typed(pa.chunked_array([["3", "300", "-1"]]), "uint8")
+    assert (str(ids.type), ids.to_pylist()) == ("int64", [3, 300, -1])
+    assert str(typed(pa.chunked_array([["3", "255"]]), "uint8").type) == "uint8"
+
+
+def test_times_reach_from_year_1_to_9999() -> None:
+    days = pa.array([-719_162, 0, 2_932_896], pa.date32())
+    rows = pa.table({"user": [1, 2, 3], "item": [1, 2, 3], "day": days})
+    log = read_interactions(rows, "user", "item", "day", None)
+    assert (log.first_time, log.last_time) == (-719_162 * 86_400 * 10**6, 2_932_896 * 86_400 * 10**6)
+    assert iso_time(log.first_time) == "0001-01-01T00:00:00+00:00"
+    assert iso_time(253_402_300_799_999_999) == "9999-12-31T23:59:59.999999+00:00"
+
+
 def test_ids_in_categories_count_as_the_values_of_the_categories() -> None:
     """pandas and Polars store categories as codes; the caller passes, and gets, the values."""
     frame = LOG.assign(
@@ -343,9 +359,26 @@ def changed(**columns: Any) -> Any:
             lambda one: one.fit(changed(item_id=["", *LOG["item_id"][1:]])),
             "item_id: 1 of 720 ids are missing",
         ),
+        (
+            lambda one: one.fit(changed(item_id=["T-shirt\tred", *LOG["item_id"][1:]])),
+            r"column item_id, row 0: 'T-shirt\\tred' is not an id \(1 of 720 rows\)",
+        ),
+        (lambda one: one.fit(changed(user_id="x" * 257)), r"user_id, row 0: 'x{60}'… is not an id \(720 of"),
         (lambda one: one.fit(changed(item_id=1.5)), "item_id has the type double, but ids must be"),
         (lambda one: one.fit(changed(time="today")), "time has the type string, but times must be"),
         (lambda one: one.fit(changed(time=LOG["time"] * 1000)), "but numbers must be seconds since 1970"),
+        (
+            lambda one: one.fit(changed(time=-8e10)),
+            "column time, row 0: the time is outside the years 1 to 9999",
+        ),
+        (
+            lambda one: one.fit(pa.table({**LOG, "time": pa.array([2**55] * 720, pa.timestamp("s"))})),
+            "column time, row 0: the time is outside the years 1 to 9999",
+        ),
+        (
+            lambda one: one.fit(pa.table({**LOG, "time": pa.array([3_000_000] * 720, pa.date32())})),
+            "column time, row 0: the time is outside the years 1 to 9999",
+        ),
         (lambda one: one.fit(changed(time=np.nan)), "time: 720 of 720 times are missing"),
         # In Arrow, NaN is a number, not a missing value.
         (
@@ -368,6 +401,18 @@ def changed(**columns: Any) -> Any:
             ),
             "column made has the type timestamp",
         ),
+        (
+            lambda one: one.fit(LOG, items=pd.DataFrame({"item_id": ["a", "b"], "price": [1, np.inf]})),
+            "column price of the items, row 1: inf is outside the range of float32",
+        ),
+        (
+            lambda one: one.fit(LOG, users=pd.DataFrame({"user_id": ["a"], "age": [np.nan]})),
+            "column age of the users has no numbers",
+        ),
+        (
+            lambda one: one.fit(LOG, items=pd.DataFrame({"item_id": ["a\nb"]})),
+            r"column item_id, row 0: 'a\\nb' is not an id",
+        ),
     ],
 )
 def test_unfit_data_is_refused(fit: Callable[[nightrank.Recommender], object], message: str) -> None:
@@ -388,7 +433,19 @@ def test_unfit_data_is_refused(fit: Callable[[nightrank.Recommender], object], m
             lambda: nightrank.Recommender("neumf", **SMALL).fit(
                 LOG, items=pd.DataFrame({"item_id": ["a"], "a.b": [1]})
             ),
-            "a name with a dot",
+            "column 'a.b' of the items: the name of an attribute must have at most 122 characters",
+        ),
+        (
+            lambda: nightrank.Recommender("neumf", **SMALL).fit(
+                LOG, users=pd.DataFrame({"user_id": ["a"], "a/b": [1]})
+            ),
+            "column 'a/b' of the users: the name of an attribute must have",
+        ),
+        (
+            lambda: nightrank.Recommender("neumf", **SMALL).fit(
+                LOG, items=pd.DataFrame({"item_id": ["a"], "Price": [1], "price": [1]})
+            ),
+            r"the items have the columns \['Price', 'price'\], whose names differ only in upper and lower",
         ),
     ],
 )
@@ -402,6 +459,8 @@ def test_wrong_arguments_of_fitted_recommenders_are_refused(fitted: nightrank.Re
         (lambda: fitted.recommend("u01"), "is the text 'u01'"),
         (lambda: fitted.recommend(["u01"], k=0), "k=0 is smaller than 1"),
         (lambda: fitted.recommend(["u01"], k=None), "k is None"),  # type: ignore[arg-type]
+        (lambda: fitted.recommend(["u01"], k=2**70), "is larger than 2"),
+        (lambda: fitted.recommend(5), "users is 5, not a list of ids"),  # type: ignore[arg-type]
         (lambda: fitted.recommend(["u01"], unknown="guess"), "unknown='guess' is not allowed"),  # type: ignore[arg-type]
     ]
     for call, message in wrong:

@@ -352,6 +352,16 @@ def test_target_encoding_refuses_rows_that_it_was_not_fitted_on(change: Any) -> 
         trained(fitted(), change(ROWS))
 
 
+@pytest.mark.parametrize("dtype", ["bool", "boolean", "category"])
+def test_target_encoding_refuses_another_order_of_labels_of_any_type(dtype: str) -> None:
+    rows = ROWS.astype({"label": dtype})
+    workflow = fitted(rows=rows)
+    assert workflow.encode_training(rows).num_rows == len(rows)
+    others = rows.assign(label=(1 - ROWS["label"]).astype(dtype))
+    with pytest.raises(nightrank.ConfigError, match="was not fitted on these rows in this order"):
+        workflow.encode_training(others)
+
+
 def test_target_encoding_refuses_a_loaded_workflow(tmp_path: Path) -> None:
     workflow = fitted()
     workflow.save(tmp_path / "w")

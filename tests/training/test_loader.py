@@ -283,6 +283,24 @@ def test_row_groups_are_read_together_in_any_order(tmp_path: Path) -> None:
     assert list(read_together([], names)) == []
 
 
+def test_names_of_columns_need_not_be_identifiers(tmp_path: Path) -> None:
+    """A feature may have a name such as `release year`; the values do not depend on the names."""
+    names = ["release year", "price-eur", "class", "2nd", "fields", "price (EUR)", "a|b", "é"]
+    path = tmp_path / "part.parquet"
+    values = {name: np.arange(70) * number for number, name in enumerate(names)}
+    pq.write_table(pa.table({**values, "other": np.zeros(70)}), path, row_group_size=30)
+    groups = row_groups([DataFile(str(path), 70, (30, 30, 10))])
+    together = list(read_together(groups, names))
+    assert len(together) == 3
+    for number, (group, columns) in enumerate(zip(groups, together, strict=True)):
+        alone = read_row_group(group, names)
+        assert {*columns} == {*alone} == {*names}
+        for name in names:
+            expected = values[name][30 * number : 30 * number + 30]
+            np.testing.assert_array_equal(columns[name], expected)
+            np.testing.assert_array_equal(alone[name], expected)
+
+
 def without_petastorm(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (columns_module, loader_module):
         monkeypatch.setattr(module, "has_petastorm", lambda: False)

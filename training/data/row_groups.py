@@ -20,16 +20,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from petastorm.arrow_reader_worker import ArrowReaderWorker
+from petastorm.arrow_reader_worker import ArrowReaderWorker, ArrowReaderWorkerResultsQueueReader
 from petastorm.errors import NoDataAvailableError
 from petastorm.fs_utils import get_filesystem_and_path_or_paths
 from petastorm.reader import Reader
+from petastorm.workers_pool import EmptyResultError
 from petastorm.workers_pool.dummy_pool import DummyPool
 
 from conf.errors import DataError
 from training.data.sharding import RowGroup
 
 _POLL_S = 0.0002
+
+
+class _Results(ArrowReaderWorkerResultsQueueReader):
+    """Returns the columns of a row group as a map from their names to their values.
+
+    Petastorm's own class returns a namedtuple, which refuses names such as `release year` or `class`.
+    """
+
+    def read_next(self, workers_pool: DummyPool, *_: object) -> dict[str, NDArray[Any]]:
+        """Returns the columns of the next row group. Raises StopIteration after the last row group."""
+        try:
+            columns: dict[str, NDArray[Any]] = workers_pool.get_results()
+        except EmptyResultError:
+            raise StopIteration from None
+        return columns
 
 
 class _Worker(ArrowReaderWorker):
@@ -44,6 +60,11 @@ class _Worker(ArrowReaderWorker):
         super().__init__(*arguments)
         self._path: str | None = None
         self._file: pq.ParquetFile | None = None
+
+    @staticmethod
+    def new_results_queue_reader() -> _Results:
+        """Returns the object that passes the results of `process` to the reader."""
+        return _Results()
 
     def process(self, piece_index: int, **_: object) -> None:
         """Reads a row group, and publishes its columns as a map from their names to their values."""
@@ -123,7 +144,7 @@ def read_together(
     except (pa.ArrowInvalid, NoDataAvailableError, OSError):
         return
     try:
-        yield from (table._asdict() for table in reader)
+        yield from reader
     except (pa.ArrowInvalid, OSError):
         return
     finally:
@@ -152,7 +173,7 @@ def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[A
             "run build_features again for the day of this file",
         ) from error
     try:
-        tables = [table._asdict() for table in reader]
+        tables = list(reader)
     finally:
         # The reader is not used as a context manager, because Reader.__exit__ prints a line to standard
         # output.
