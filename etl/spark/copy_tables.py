@@ -189,12 +189,12 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 
 # Opens tables of Spark's catalogue, and decides whether their rows have changed.
 
-_NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _MOST_FIELDS = 2**31 - 1  # so large that the text of one of Spark's plans has the names of all fields
 # The text of a plan contains this word if the plan has a user-defined function. The code of the function may
 # change although the text of the plan stays the same.
 _FUNCTION_OF_USER = "UDF"
+_PATHS = ("path", "paths")  # the names of options with paths
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 # Texts in Spark's error messages that show that the class path lacks the jar of a format or of a catalogue.
 _JAR_MISSING = re.compile(
@@ -302,9 +302,9 @@ def content_of(rows: DataFrame) -> str:
 def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
     """Returns a digest of the sources of the rows, without reading the rows.
 
-    The digest is computed from Spark's plan and from a state of the table. Depending on the table, this state
-    is the names, sizes and times of files, an Iceberg snapshot, or the version of a Delta table with deletion
-    vectors. If the digest has not changed, the rows have not changed.
+    The digest is computed from Spark's plan, and from schema, options and state of each table. Depending on
+    the table, its state is the names, sizes and times of files, an Iceberg snapshot, or the version of a
+    Delta table with deletion vectors. If the digest has not changed, the rows have not changed.
 
     Returns:
         The digest. None if a change can be found only by reading the rows, as for JDBC, random values and
@@ -316,12 +316,14 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
             return None
         leaves = _elements(plan.collectLeaves())
         states = [_state_of_leaf(leaf) for leaf in leaves]
-        if None in states:
+        if None in states or _FUNCTION_OF_USER in _text_of(plan):
             return None
-        text = _NUMBER_OF_EXPRESSION.sub("#", plan.treeString(True, False, _MOST_FIELDS, False))
-        if _FUNCTION_OF_USER in text:
-            return None
-        return digest_of([text, states, _stamps(spark, rows.inputFiles())])
+        # The canonical plan numbers columns by their position, not by a counter of the session. It has no
+        # names of columns, so the schemas are added.
+        schemas = [node.schema().json() for node in (plan, *leaves)]
+        options = [_options_of(spark, leaf) for leaf in leaves]
+        text = _text_of(plan.canonicalized())
+        return digest_of([text, schemas, options, states, _stamps(spark, rows.inputFiles())])
     except Py4JError:
         # Another release of Spark, Delta or Iceberg may lack a Java method that is called here. Or a folder
         # was deleted. In both cases, the caller must compare the rows themselves.
@@ -437,6 +439,30 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
     )
 
 
+def _text_of(plan: Any) -> str:
+    """Returns the text of one of Spark's plans, with the names of all fields."""
+    return str(plan.treeString(True, False, _MOST_FIELDS, False))
+
+
+def _options_of(spark: SparkSession, leaf: Any) -> list[list[str]]:
+    """Returns the names and values of the options of a source of files, such as the separator of a CSV table.
+
+    Spark replaces the values of secrets by a fixed text. Paths are left out, because `_stamps` has them.
+    """
+    if not _reads_files(leaf):
+        return []
+    configuration = spark._jsparkSession.sessionState().conf()
+    options = _elements(configuration.redactOptions(leaf.relation().options()).toSeq())
+    pairs = [[option._1().lower(), option._2()] for option in options]
+    return sorted(pair for pair in pairs if pair[0] not in _PATHS)
+
+
+def _reads_files(leaf: Any) -> bool:
+    """Returns whether a leaf of Spark's plan is a table of files that Spark itself reads."""
+    name = leaf.getClass().getSimpleName()
+    return name == "LogicalRelation" and leaf.relation().getClass().getSimpleName() == "HadoopFsRelation"
+
+
 def _state_of_leaf(leaf: Any) -> str | None:
     """Returns a text that, together with the list of files, identifies the state of a source in Spark's plan.
 
@@ -446,7 +472,7 @@ def _state_of_leaf(leaf: Any) -> str | None:
     name = leaf.getClass().getSimpleName()
     if name == "OneRowRelation":
         return ""
-    if name == "LogicalRelation" and leaf.relation().getClass().getSimpleName() == "HadoopFsRelation":
+    if _reads_files(leaf):
         return _state_of_delta(leaf.relation().location())
     if name in ("DataSourceV2ScanRelation", "DataSourceV2Relation"):
         relation = leaf.relation() if name == "DataSourceV2ScanRelation" else leaf
