@@ -17,6 +17,7 @@ from datetime import date, timedelta
 from typing import Any, cast
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
@@ -26,12 +27,13 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from conf.errors import ConfigError, DataError
-from conf.names import has_date, split_table_path, with_date
+from conf.names import days_since_epoch, has_date, split_table_path, with_date
 from conf.raw_types import Log, RawTable
 from conf.types import Config
 from etl.raw.erased_users import erased_of_day, erased_of_table, is_erased
 from etl.raw.file_columns import missing_columns
 from etl.raw.files import CONTENT, USER_COLUMN, copy_of, is_by_day, source_columns, time_column
+from etl.raw.time_text import starts_of_days
 from etl.readers.arrow_values import require_type
 from etl.workflow.feature_plan import LOG, CopiedTable, FeaturePlan, copied_days, copied_tables
 from spark.error_log import root_cause
@@ -137,7 +139,7 @@ def _publish(
     with _exact_times(spark):
         files = write_files(rows, partition, attempt, config.output.row_group_rows, None, order, None)
     paths = [partition.file(split_name(name)[0]) for name in files]
-    content = content_of(spark.read.schema(rows.schema).parquet(*map(file_io.for_spark, paths)))
+    content = content_of(spark.read.schema(rows.schema).parquet(*map(file_io.for_spark_reader, paths)))
     facts = {_STATE: state, CONTENT: content}
     if table.user is not None and table.user in rows.columns:
         facts[USER_COLUMN] = table.user
@@ -155,7 +157,7 @@ def _content(spark: SparkSession, partition: Partition, published: Manifest) -> 
         return published.facts.get(CONTENT)
     files = data_files(partition, published)
     require_intact_for_spark(spark, files)
-    return content_of(spark.read.parquet(*map(file_io.for_spark, files)))
+    return content_of(spark.read.parquet(*map(file_io.for_spark_reader, files)))
 
 
 def _with_plain_ids(rows: DataFrame, table: CopiedTable) -> DataFrame:
@@ -280,7 +282,7 @@ def with_plain_integers(rows: DataFrame, column: str) -> DataFrame:
         return rows
     text = F.col(_quoted(column))
     plain = F.regexp_replace(text, "[.]0*$", "").cast(T.DecimalType(38, 0)).cast("string")
-    is_integer = text.rlike("^[+-]?[0-9]{1,19}([.]0*)?$")  # the same rule as in etl/raw/text_values.py
+    is_integer = text.rlike(r"^[+-]?[0-9]{1,19}([.]0*)?\z")  # the same rule as in etl/raw/text_values.py
     return rows.withColumn(column, F.when(is_integer, plain).otherwise(text))
 
 
@@ -426,11 +428,14 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
         day = None
     if day is not None and isinstance(kind, T.DateType):
         return column == F.lit(day)
-    if day is not None and isinstance(kind, T.TimestampType | T.TimestampNTZType):
-        zone = f" {time_zone}" if isinstance(kind, T.TimestampType) else ""
-        first, end = (
-            F.lit(f"{one.isoformat()} 00:00:00{zone}").cast(kind) for one in (day, day + timedelta(days=1))
-        )
+    if day is not None and isinstance(kind, T.TimestampType):
+        # Java may have other rules of time zones than Python, which computes the times of all other rows.
+        count = days_since_epoch(day)
+        bounds = starts_of_days(np.array([count, count + 1]), time_zone).tolist()
+        first, end = (F.timestamp_micros(F.lit(bound)) for bound in bounds)
+        return (column >= first) & (column < end)
+    if day is not None and isinstance(kind, T.TimestampNTZType):
+        first, end = (F.lit(f"{one} 00:00:00").cast(kind) for one in (day, day + timedelta(days=1)))
         return (column >= first) & (column < end)
     raise ConfigError(
         f"{key}: the column {name!r} of the table {table} has the type {kind.simpleString()}, which cannot "
