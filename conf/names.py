@@ -7,6 +7,7 @@ A rule is a function that returns the text or raises ValueError, as pydantic's v
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import date
 from typing import Annotated, Any
 
@@ -163,6 +164,19 @@ def reject_repeated(where: str, names: list[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"{where} names the columns {repeated} twice; name each column once")
+
+
+def equal_without_case(names: Iterable[str]) -> list[str]:
+    """Returns the first two distinct names that differ only in upper and lower case; empty if there are none.
+
+    SQL compares names of columns without case.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        first = seen.setdefault(name.casefold(), name)
+        if first != name:
+            return [first, name]
+    return []
 
 
 # Dates in arguments and configurations: ISO dates. The rules limit years, so that date arithmetic cannot

@@ -126,6 +126,24 @@ def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -
         _require(f"the Spark profile {profile} has {key}={path}", path)
 
 
+def require_master(settings: Mapping[str, str], profile: str) -> None:
+    """Raises ConfigError if a job would run on this machine because spark-submit gets no master.
+
+    With a properties file, spark-submit does not read spark-defaults.conf, and it never reads
+    PYSPARK_SUBMIT_ARGS. The variable MASTER is used if the file has no spark.master.
+
+    Args:
+        settings: the settings of the profile.
+        profile: the path of the profile, for the message.
+    """
+    if not settings.get("spark.master") and not os.environ.get("MASTER"):
+        raise ConfigError(
+            f"the Spark profile {profile} has no spark.master, so all tasks would run on this machine",
+            "add the line `spark.master spark://head:7077` with the address of your cluster, or "
+            "`spark.master local[*]` for this machine (docs/clusters.md#make-the-properties-file)",
+        )
+
+
 def require_java() -> None:
     """Raises ConfigError if JAVA_HOME is a folder without Java. Call this before a JVM is started."""
     if home := os.environ.get("JAVA_HOME"):

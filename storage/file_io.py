@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ CHECKSUM = "checksum"  # the key of the checksum in a JSON file
 
 # The errors of link(2) on a file system without hard links.
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+# Characters with a meaning in the patterns of paths that Hadoop expands.
+_OF_PATTERNS = re.compile(r"[\\\[\]{}*?]")
 # How often a file's folder is created, if other processes delete it again.
 _MOST_TRIES = 20
 
@@ -119,6 +122,16 @@ def for_spark(path: str) -> str:
     YARN, this is usually HDFS.
     """
     return f"file://{filesystem(path)[1]}" if is_local(path) else path
+
+
+def for_spark_reader(path: str) -> str:
+    """Returns a path for Spark's readers that leads to the same file as `path` in this module."""
+    return escaped(for_spark(path))
+
+
+def escaped(path: str) -> str:
+    """Returns a pattern that matches only `path`, because Spark's readers expand brackets, `*` and `?`."""
+    return _OF_PATTERNS.sub(r"\\\g<0>", path)
 
 
 def local_folder(path: str) -> Path:

@@ -315,7 +315,7 @@ def rows_of(
     if not files:
         rows = spark.createDataFrame([], schema)
     else:
-        rows = spark.read.schema(schema).parquet(*map(file_io.for_spark, files))
+        rows = spark.read.schema(schema).parquet(*map(file_io.for_spark_reader, files))
     return rows.select(*columns) if columns is not None else rows
 
 

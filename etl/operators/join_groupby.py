@@ -135,8 +135,8 @@ class JoinGroupby(Operator):
             measures |= {
                 f"{column}_rows": F.count(value).cast("double"),
                 f"{column}_sum": exact_sum(value),
-                f"{column}_min": F.min(value),
-                f"{column}_max": F.max(value),
+                f"{column}_min": F.min(value) + F.lit(0.0),  # 0.0 instead of -0.0: the rows have no order
+                f"{column}_max": F.max(value) + F.lit(0.0),
             }
         table = rows.groupBy(*GROUP).agg(*(measure.alias(name) for name, measure in measures.items()))
         for column in self.of:
@@ -214,8 +214,8 @@ class JoinGroupby(Operator):
             table |= {
                 f"{column}_sum": from_doubles(sums, without),
                 f"{column}_mean": from_doubles(_means(parts, column), without),
-                f"{column}_min": from_doubles(parts.least[column], nothing),
-                f"{column}_max": from_doubles(parts.most[column], nothing),
+                f"{column}_min": from_doubles(parts.least[column] + 0.0, nothing),
+                f"{column}_max": from_doubles(parts.most[column] + 0.0, nothing),
             }
             if self.reads_rows_twice:
                 squared, too_large = as_doubles(doubles_of_sums(parts.sums[f"{column}_squares"]))

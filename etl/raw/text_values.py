@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # to the nearest double, with ties to even. A boolean is a text such as true, f, YES or 0, and becomes 1 or 0.
 # Texts that do not follow these rules become null.
 
-_INTEGER = r"^[+-]?[0-9]{1,19}([.]0*)?$"
+_INTEGER = r"^[+-]?[0-9]{1,19}([.]0*)?\z"  # in Java, `$` would also match before a line break at the end
 _ZEROS = r"[.]0*$"
 
 # A decimal number, which may have an exponent.

@@ -17,6 +17,7 @@ from datetime import date, timedelta
 from typing import Any, cast
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
@@ -26,12 +27,13 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from conf.errors import ConfigError, DataError
-from conf.names import has_date, split_table_path, with_date
+from conf.names import days_since_epoch, has_date, split_table_path, with_date
 from conf.raw_types import Log, RawTable
 from conf.types import Config
 from etl.raw.erased_users import erased_of_day, erased_of_table, is_erased
 from etl.raw.file_columns import missing_columns
 from etl.raw.files import CONTENT, USER_COLUMN, copy_of, is_by_day, source_columns, time_column
+from etl.raw.time_text import starts_of_days
 from etl.readers.arrow_values import require_type
 from etl.workflow.feature_plan import LOG, CopiedTable, FeaturePlan, copied_days, copied_tables
 from spark.error_log import root_cause
@@ -137,7 +139,7 @@ def _publish(
     with _exact_times(spark):
         files = write_files(rows, partition, attempt, config.output.row_group_rows, None, order, None)
     paths = [partition.file(split_name(name)[0]) for name in files]
-    content = content_of(spark.read.schema(rows.schema).parquet(*map(file_io.for_spark, paths)))
+    content = content_of(spark.read.schema(rows.schema).parquet(*map(file_io.for_spark_reader, paths)))
     facts = {_STATE: state, CONTENT: content}
     if table.user is not None and table.user in rows.columns:
         facts[USER_COLUMN] = table.user
@@ -155,7 +157,7 @@ def _content(spark: SparkSession, partition: Partition, published: Manifest) -> 
         return published.facts.get(CONTENT)
     files = data_files(partition, published)
     require_intact_for_spark(spark, files)
-    return content_of(spark.read.parquet(*map(file_io.for_spark, files)))
+    return content_of(spark.read.parquet(*map(file_io.for_spark_reader, files)))
 
 
 def _with_plain_ids(rows: DataFrame, table: CopiedTable) -> DataFrame:
@@ -189,12 +191,12 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 
 # Opens tables of Spark's catalogue, and decides whether their rows have changed.
 
-_NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _MOST_FIELDS = 2**31 - 1  # so large that the text of one of Spark's plans has the names of all fields
 # The text of a plan contains this word if the plan has a user-defined function. The code of the function may
 # change although the text of the plan stays the same.
 _FUNCTION_OF_USER = "UDF"
+_PATHS = ("path", "paths")  # the names of options with paths
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 # Texts in Spark's error messages that show that the class path lacks the jar of a format or of a catalogue.
 _JAR_MISSING = re.compile(
@@ -280,7 +282,7 @@ def with_plain_integers(rows: DataFrame, column: str) -> DataFrame:
         return rows
     text = F.col(_quoted(column))
     plain = F.regexp_replace(text, "[.]0*$", "").cast(T.DecimalType(38, 0)).cast("string")
-    is_integer = text.rlike("^[+-]?[0-9]{1,19}([.]0*)?$")  # the same rule as in etl/raw/text_values.py
+    is_integer = text.rlike(r"^[+-]?[0-9]{1,19}([.]0*)?\z")  # the same rule as in etl/raw/text_values.py
     return rows.withColumn(column, F.when(is_integer, plain).otherwise(text))
 
 
@@ -302,9 +304,9 @@ def content_of(rows: DataFrame) -> str:
 def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
     """Returns a digest of the sources of the rows, without reading the rows.
 
-    The digest is computed from Spark's plan and from a state of the table. Depending on the table, this state
-    is the names, sizes and times of files, an Iceberg snapshot, or the version of a Delta table with deletion
-    vectors. If the digest has not changed, the rows have not changed.
+    The digest is computed from Spark's plan, and from schema, options and state of each table. Depending on
+    the table, its state is the names, sizes and times of files, an Iceberg snapshot, or the version of a
+    Delta table with deletion vectors. If the digest has not changed, the rows have not changed.
 
     Returns:
         The digest. None if a change can be found only by reading the rows, as for JDBC, random values and
@@ -316,12 +318,14 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
             return None
         leaves = _elements(plan.collectLeaves())
         states = [_state_of_leaf(leaf) for leaf in leaves]
-        if None in states:
+        if None in states or _FUNCTION_OF_USER in _text_of(plan):
             return None
-        text = _NUMBER_OF_EXPRESSION.sub("#", plan.treeString(True, False, _MOST_FIELDS, False))
-        if _FUNCTION_OF_USER in text:
-            return None
-        return digest_of([text, states, _stamps(spark, rows.inputFiles())])
+        # The canonical plan numbers columns by their position, not by a counter of the session. It has no
+        # names of columns, so the schemas are added.
+        schemas = [node.schema().json() for node in (plan, *leaves)]
+        options = [_options_of(spark, leaf) for leaf in leaves]
+        text = _text_of(plan.canonicalized())
+        return digest_of([text, schemas, options, states, _stamps(spark, rows.inputFiles())])
     except Py4JError:
         # Another release of Spark, Delta or Iceberg may lack a Java method that is called here. Or a folder
         # was deleted. In both cases, the caller must compare the rows themselves.
@@ -424,17 +428,44 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
         day = None
     if day is not None and isinstance(kind, T.DateType):
         return column == F.lit(day)
-    if day is not None and isinstance(kind, T.TimestampType | T.TimestampNTZType):
-        zone = f" {time_zone}" if isinstance(kind, T.TimestampType) else ""
-        first, end = (
-            F.lit(f"{one.isoformat()} 00:00:00{zone}").cast(kind) for one in (day, day + timedelta(days=1))
-        )
+    if day is not None and isinstance(kind, T.TimestampType):
+        # Java may have other rules of time zones than Python, which computes the times of all other rows.
+        count = days_since_epoch(day)
+        bounds = starts_of_days(np.array([count, count + 1]), time_zone).tolist()
+        first, end = (F.timestamp_micros(F.lit(bound)) for bound in bounds)
+        return (column >= first) & (column < end)
+    if day is not None and isinstance(kind, T.TimestampNTZType):
+        first, end = (F.lit(f"{one} 00:00:00").cast(kind) for one in (day, day + timedelta(days=1)))
         return (column >= first) & (column < end)
     raise ConfigError(
         f"{key}: the column {name!r} of the table {table} has the type {kind.simpleString()}, which cannot "
         f"be compared with {value!r}",
         "use a column of the type string, date or timestamp, or make a view with such a column",
     )
+
+
+def _text_of(plan: Any) -> str:
+    """Returns the text of one of Spark's plans, with the names of all fields."""
+    return str(plan.treeString(True, False, _MOST_FIELDS, False))
+
+
+def _options_of(spark: SparkSession, leaf: Any) -> list[list[str]]:
+    """Returns the names and values of the options of a source of files, such as the separator of a CSV table.
+
+    Spark replaces the values of secrets by a fixed text. Paths are left out, because `_stamps` has them.
+    """
+    if not _reads_files(leaf):
+        return []
+    configuration = spark._jsparkSession.sessionState().conf()
+    options = _elements(configuration.redactOptions(leaf.relation().options()).toSeq())
+    pairs = [[option._1().lower(), option._2()] for option in options]
+    return sorted(pair for pair in pairs if pair[0] not in _PATHS)
+
+
+def _reads_files(leaf: Any) -> bool:
+    """Returns whether a leaf of Spark's plan is a table of files that Spark itself reads."""
+    name = leaf.getClass().getSimpleName()
+    return name == "LogicalRelation" and leaf.relation().getClass().getSimpleName() == "HadoopFsRelation"
 
 
 def _state_of_leaf(leaf: Any) -> str | None:
@@ -446,7 +477,7 @@ def _state_of_leaf(leaf: Any) -> str | None:
     name = leaf.getClass().getSimpleName()
     if name == "OneRowRelation":
         return ""
-    if name == "LogicalRelation" and leaf.relation().getClass().getSimpleName() == "HadoopFsRelation":
+    if _reads_files(leaf):
         return _state_of_delta(leaf.relation().location())
     if name in ("DataSourceV2ScanRelation", "DataSourceV2Relation"):
         relation = leaf.relation() if name == "DataSourceV2ScanRelation" else leaf

@@ -339,7 +339,7 @@ class FramePasses(PreparedPasses):
         if not files:
             rows = spark.createDataFrame([], schema)
         else:
-            rows = spark.read.schema(schema).parquet(*map(file_io.for_spark, files))
+            rows = spark.read.schema(schema).parquet(*map(file_io.for_spark_reader, files))
         starts = spark.createDataFrame(
             [(task, first_row) for task, _, first_row, _ in day.first_lines()], f"{TASK} int, _first long"
         )

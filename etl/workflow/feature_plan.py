@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from conf.errors import ConfigError
-from conf.names import SPARK_TABLE, column_name
+from conf.names import SPARK_TABLE, column_name, equal_without_case
 from conf.raw_types import RawTable, fits_column
 from conf.types import LIST_COLUMNS, RESERVED, Config, FeatureGroup, History, JoinedTable
 from etl.operators.categorify import Categorify
@@ -265,6 +265,7 @@ def require_chains(
     """
     _require_names(columns, chains)
     _require_unique(features, chains)
+    _require_distinct_without_case(columns, features)
     _require_tables(chains)
     _require_reads(chains, columns)
     _require_no_label(label, chains)
@@ -531,7 +532,7 @@ def _require_free_names(chains: Chains) -> None:
     outputs = {
         name for chain in chains for name in (*chain.outputs, *(n for s in chain.steps for n in s.outputs))
     }
-    wrong = sorted(name for name in outputs if name in RESERVED or not fits_column(name))
+    wrong = sorted(name for name in outputs if name.casefold() in RESERVED or not fits_column(name))
     if wrong:
         raise ConfigError(
             f"features would add columns named {wrong}, which is not allowed: {list(RESERVED)} are columns "
@@ -576,6 +577,18 @@ def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
             "columns have counts=false",
             "remove counts=false from categorify of one column that shares this vocabulary",
         )
+
+
+def _require_distinct_without_case(columns: Mapping[str, Type], features: tuple[str, ...]) -> None:
+    """Raises ConfigError if the names of two columns, or of two features, differ only in case."""
+    for what, names in (("columns", columns), ("features", features)):
+        if same := equal_without_case(names):
+            raise ConfigError(
+                f"the {what} {same} have names that differ only in upper and lower case, which SQL ignores",
+                f"write another `name` for {same[1]!r} in `columns` of its table, and the column's name in "
+                f"the raw files as `source`: {{name: {same[1]}_2, source: {same[1]}}}; the operator `rename` "
+                "also gives features other names",
+            )
 
 
 def _require_tables(chains: Chains) -> None:

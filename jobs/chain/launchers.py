@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any, BinaryIO, Protocol
 
 from conf.errors import EXIT_OK, ConfigError, InfrastructureError, NightrankError, meaning_of
-from spark.profile import find_profile, read_properties, require_files, require_java
+from spark.profile import find_profile, read_properties, require_files, require_java, require_master
 from storage.job_summary import JobSummary, log_tail
 
 JOBS = Path(__file__).resolve().parent.parent
@@ -104,8 +104,8 @@ class Submission:
         """Returns the spark-submit command line of a stage.
 
         Raises:
-            ConfigError: the properties file does not exist or names a file that does not exist, JAVA_HOME has
-                no Java, or this interpreter has no pyspark.
+            ConfigError: the properties file does not exist, names a file that does not exist or has no
+                spark.master, JAVA_HOME has no Java, or this interpreter has no pyspark.
         """
         self.require_profile(submits=True)
         require_java()
@@ -138,11 +138,17 @@ class Submission:
     def require_profile(self, *, submits: bool) -> None:
         """Raises ConfigError if a properties file, or a file that it names, does not exist.
 
+        Also raises ConfigError if spark-submit will start the stages, but a properties file has no
+        spark.master.
+
         Args:
             submits: whether spark-submit will start the stages.
         """
         for path in self.all_properties:
-            require_files(read_properties(Path(path)), path, submits=submits)
+            settings = read_properties(Path(path))
+            if submits:
+                require_master(settings, path)
+            require_files(settings, path, submits=submits)
 
 
 @dataclass(frozen=True)

@@ -166,8 +166,11 @@ def allowed(ranking: Column, n: int) -> Column:
 
     No item may occur twice in the ranking.
     """
-    no_items = F.array().cast("array<int>")
-    return F.slice(F.array_except(ranking, F.coalesce(EXCLUDED, no_items)), 1, n)
+    excluded = F.coalesce(EXCLUDED, F.array().cast("array<int>"))
+    # If x items are excluded, the n items are among the first n + x. The ranking is longer if other users
+    # have more excluded items.
+    first = F.slice(ranking, F.lit(1), F.size(excluded) + n)
+    return F.slice(F.array_except(first, excluded), 1, n)
 
 
 def _in_order() -> list[Column]:

@@ -256,8 +256,8 @@ class DeltaFolder:
             return False
         if isinstance(rows, pa.Table):
             return _are_equal(self._stored(version, day.dt, day.names), rows, day)
-        spark = rows.sparkSession
-        return _are_equal(spark.read.schema(spark_schema(day.columns)).parquet(*paths), rows, day)
+        reader = rows.sparkSession.read.schema(spark_schema(day.columns))
+        return _are_equal(reader.parquet(*map(file_io.escaped, paths)), rows, day)
 
     def _stored(self, version: DeltaVersion, dt: str, names: Sequence[str] = ()) -> pa.Table:
         """Returns the columns `names` of the rows of a date or, without names, the number of rows.

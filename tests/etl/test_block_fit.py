@@ -28,10 +28,17 @@ from etl.fit.rounds import RowBatch, TrainingBlocks
 from etl.native import mapped_files
 from etl.native.distinct_values import Lookup
 from etl.operators.categorify import FittedCategorify
+from etl.operators.join_groupby import JoinGroupby
 from etl.operators.value_count import ValueCount
 from etl.ops.base import Operator, Type
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
-from etl.ops.training_statistics import GroupedNumbers, GroupParts, concat_groups, doubles_of_sums
+from etl.ops.training_statistics import (
+    GroupedNumbers,
+    GroupedRows,
+    GroupParts,
+    concat_groups,
+    doubles_of_sums,
+)
 from etl.raw.files import RawFiles
 from etl.raw.splits import DAY
 from etl.text.two_passes import TextPasses
@@ -520,6 +527,19 @@ def test_sums_of_parts_equal_the_sums_of_all_rows(largest: float) -> None:
         ]
         merged = concat_groups(parts).regrouped(np.tile(np.arange(12), 3), 12)
         assert doubles_of_sums(merged.sums["sum"]).to_pylist() == expected
+
+
+def test_extremes_of_zeros_have_no_sign_on_frames_and_blocks(spark: SparkSession) -> None:
+    operator = JoinGroupby(statistics=("min", "max"), of=("X",))
+    zeros = [[-0.0], [0.0, -0.0], [-0.0, 0.0]]
+    keyed = [(group, value) for group, values in enumerate(zeros) for value in values]
+    groups, values = np.array([group for group, _ in keyed]), np.array([value for _, value in keyed])
+    rows = GroupedRows(lambda _: (values, np.isnan(values)), np.arange(5), np.arange(5), groups, len(zeros))
+    statistics = operator.group_statistics(operator.group_parts(rows))
+    frame = spark.createDataFrame([("t", *row) for row in keyed], "_table string, _key int, X double")
+    of_spark = operator.groups(frame.coalesce(1)).drop("_table", "_key").collect()
+    for name in ("X_min", "X_max"):
+        assert repr(statistics[name].to_pylist()) == repr([row[name] for row in of_spark]) == repr([0.0] * 3)
 
 
 def test_a_second_worker_maps_a_keyed_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,20 @@ def test_contradictory_columns_are_refused_by_name(
         plan_of(write_config(tmp_path, changes))
 
 
+@pytest.mark.parametrize("name, is_refused", [("i1", True), ("lower", False)])
+def test_names_of_columns_differ_in_more_than_case(tmp_path: Path, name: str, is_refused: bool) -> None:
+    columns = [{"name": "user", "type": "string"}, {"name": name, "source": "i1", "type": "int"}]
+    users = {"path": "users.csv", "format": "csv", "columns": columns}
+    config = write_config(tmp_path, {"users": users, "scopes": {}})
+    if not is_refused:
+        assert {"I1", "lower"} <= plan_of(
+            config
+        ).columns.keys()  # the names in the files may be `I1` and `i1`
+        return
+    with pytest.raises(ConfigError, match=r"the columns \['I1', 'i1'\] have names that differ only .*"):
+        plan_of(config)
+
+
 def _dense(*columns: str, ops: list[Any]) -> dict[str, Any]:
     return {"columns": list(columns), "kind": "dense", "ops": [*ops, {"fill": {"value": 0}}]}
 

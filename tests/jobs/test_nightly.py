@@ -571,11 +571,30 @@ def test_a_job_can_have_a_profile_of_its_own(tmp_path: Path, monkeypatch: pytest
     stub = SparkSubmitStub(tmp_path, isolate=True)
     monkeypatch.setattr(launchers, "spark_submit", lambda: stub.program)
     profile = tmp_path / "of candidates.conf"
-    profile.write_text("spark.executor.cores 2\n")
+    profile.write_text("spark.master local[2]\nspark.executor.cores 2\n")
     assert nightly.main(stub.arguments("--job-profile", f"build_candidates={profile}")) == 0
     profiles = {call["job"]: call["words"][1] for call in stub.calls()}
     assert profiles.pop("build_candidates") == str(profile)
     assert set(profiles.values()) == {"conf/spark/local.conf"}
+
+
+@pytest.mark.parametrize("option", ["--profile", "--job-profile"])
+def test_a_profile_that_does_not_say_where_spark_runs_is_refused_before_a_stage_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    stub = SparkSubmitStub(tmp_path, isolate=True)
+    monkeypatch.setattr(launchers, "spark_submit", lambda: stub.program)
+    monkeypatch.delenv("MASTER", raising=False)
+    profile = tmp_path / "etl.conf"
+    profile.write_text("spark.executor.cores 2\n")
+    words = (option, str(profile) if option == "--profile" else f"score_daily={profile}")
+    assert nightly.main(stub.arguments(*words)) == EXIT_CONFIG
+    error = capsys.readouterr().err
+    assert f"the Spark profile {profile} has no spark.master" in error
+    assert "spark.master spark://head:7077" in error
+    assert not (stub.folder / "calls.jsonl").exists()
+    monkeypatch.setenv("MASTER", "spark://head:7077")  # spark-submit reads it
+    assert nightly.main(stub.arguments(*words)) == 0
 
 
 def test_a_profile_of_a_job_that_cannot_be_used_is_refused_before_a_stage_runs(

@@ -102,6 +102,15 @@ def test_splits_become_labels_of_files(spark: SparkSession, partition: Partition
     assert _values(spark, partition) == list(range(100))
 
 
+def test_characters_of_patterns_in_the_path_of_a_lake_stand_for_themselves(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = LakePaths(str(tmp_path / r"[x] {a,b} q?c* \d 5%20"))
+    partition = lake.features("w1").partition("2026-01-01")
+    publish(_rows(spark, 10), partition, inputs={}, row_group_rows=10)
+    assert _values(spark, partition) == list(range(10))
+
+
 def test_no_rows_are_a_partition_too(spark: SparkSession, partition: Partition) -> None:
     manifest = publish(
         _rows(spark, 0), partition, inputs={}, row_group_rows=10, expected_rows=0, dropped={"x": 3}

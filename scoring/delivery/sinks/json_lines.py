@@ -110,7 +110,7 @@ def _count(lists: PublishedLists, folder: str) -> dict[str, int]:
             info.base_name: len(_content(f"{folder}/{info.base_name}").splitlines())
             for info in file_io.list_files(folder)
         }
-    written = lists.frame.sparkSession.read.text(folder)
+    written = lists.frame.sparkSession.read.text(file_io.escaped(folder))
     by_file = written.select(F.col("_metadata.file_name").alias("name")).groupBy("name").count()
     return {row["name"]: row["count"] for row in by_file.collect()}
 

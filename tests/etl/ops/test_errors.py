@@ -254,6 +254,14 @@ def test_groups_that_make_no_sense_are_refused(
             "two features have the same name: ['I1']",
         ),
         (
+            [(["I1"], DENSE, ["fill"]), (["I2"], DENSE, ["fill", {"rename": {"names": {"I2": "i1"}}}])],
+            "the features ['I1', 'i1'] have names that differ only in upper and lower case",
+        ),
+        (
+            [(["I1"], DENSE, ["fill", {"rename": {"names": {"I1": "Label"}}}])],
+            "features would add columns named ['Label'], which is not allowed",
+        ),
+        (
             [(["C1"], IDS, ["categorify"]), (["C1"], IDS, ["categorify", {"rename": {"suffix": "_b"}}])],
             "two vocabularies would be named C1",
         ),

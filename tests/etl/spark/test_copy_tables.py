@@ -18,12 +18,14 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import RawTable
 from conf.types import Config
 from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.raw.files import copy_of, find_raw, require_raw
+from etl.raw.text_values import integers, integers_of_texts
 from etl.readers.base import open_table
 from etl.spark import copy_tables
 from etl.workflow.feature_plan import plan_of
@@ -183,13 +185,16 @@ def test_views_and_tables_for_each_day(shop: Shop, expected: dict[str, Any]) -> 
         assert day_of_view[f"features {day}"] == named[f"features {day}"] == expected[f"features {day}"]
 
 
-def test_a_day_of_times_is_that_of_the_time_zone(shop: Shop) -> None:
+@pytest.mark.parametrize(
+    "zone", ["Asia/Tokyo", "ROC"]
+)  # only Python has the zone ROC, whose clocks are 8 h ahead
+def test_a_day_of_times_is_that_of_the_time_zone(shop: Shop, zone: str) -> None:
     evening = 23 * 3_600_000_000
     for kind, days in ((pa.timestamp("us", "UTC"), [0, 1]), (pa.timestamp("us"), [1, 0])):
         shop.view("late", pa.table({"at": pa.array([evening], kind)}))
         column = {"name": "at", "type": "timestamp"}
         values = {"path": "late/at={date}", "format": "spark_table", "columns": [column]}
-        table = RawTable.model_validate({**values, "time_zone": "Asia/Tokyo"})
+        table = RawTable.model_validate({**values, "time_zone": zone})
         opened = [copy_tables.open_rows(shop.spark, table, f"1970-01-0{day}", "key") for day in (1, 2)]
         assert [rows.count() for rows in opened if rows is not None] == days
 
@@ -671,6 +676,39 @@ def test_functions_of_users_have_no_state(shop: Shop) -> None:
         assert (copy_tables.state_of(shop.spark, shop.sql(query)) is not None) == has_state, query
 
 
+def test_the_state_has_the_literals_of_views_and_the_options_of_tables(shop: Shop) -> None:
+    def state(name: str) -> str | None:
+        rows = copy_tables.open_table(shop.spark, [shop.name, name], name, "key")
+        return None if rows is None else copy_tables.state_of(shop.spark, rows)
+
+    states = []
+    for query in (
+        "SELECT user FROM {0}.clicks WHERE C1 = '#1'",
+        "SELECT user FROM {0}.clicks WHERE C1 = '#2'",
+        "SELECT user FROM {0}.clicks WHERE C1 = 'C1#2'",
+        "SELECT item AS user FROM {0}.clicks WHERE C1 = '#2'",
+        "SELECT a.user FROM {0}.clicks AS a JOIN {0}.clicks AS b ON a.item = b.user",
+        "SELECT b.user FROM {0}.clicks AS a JOIN {0}.clicks AS b ON a.item = b.user",
+    ):
+        shop.sql("CREATE OR REPLACE VIEW {0}.changed AS " + query)
+        states.append(state("changed"))
+        assert state("changed") == states[-1], query  # Spark gives other numbers to the same columns
+    path = shop.folder / "text/rows.csv"
+    path.parent.mkdir()
+    path.write_text("u1;5,i1\n")
+    shop.sql(
+        "CREATE TABLE {}.text (user STRING, item STRING) USING csv OPTIONS (sep ',', token 'old') "
+        f"LOCATION '{path.parent}'"
+    )
+    states.append(state("text"))
+    shop.sql("ALTER TABLE {}.text SET SERDEPROPERTIES ('token' = 'new')")
+    assert state("text") == states[-1]
+    shop.sql("ALTER TABLE {}.text SET SERDEPROPERTIES ('sep' = ';')")
+    states.append(state("text"))
+    assert None not in states
+    assert len(set(states)) == len(states)
+
+
 def test_plan_night_waits_for_the_rows_of_the_day(shop: Shop) -> None:
     config = shop.config("{}.clicks/dt={date}")
     for dt, files in ((DAYS[-1], 1), ("2026-01-04", 0)):
@@ -684,3 +722,13 @@ def test_whole_numbers_are_ids_without_a_fraction_whatever_their_type(spark: Spa
     rows = spark.sql(f"SELECT cast(17 AS {kind}) AS user UNION ALL SELECT cast(NULL AS {kind})")
     actual = rows.select(copy_tables.as_id(rows, "user").alias("id")).collect()
     assert sorted((row.id for row in actual), key=str) == ["17", None]
+
+
+def test_integers_of_texts_are_equal_in_spark_and_arrow(spark: SparkSession) -> None:
+    texts = ["7", "007", "+7", "7.0", "7.", "-0", "7\n", "7.0\n", "7\r\n", " 7", "7.5", "9223372036854775808"]
+    rows = spark.createDataFrame([(text,) for text in texts], "user string")
+    plain = copy_tables.with_plain_integers(rows, "user").select("user", integers_of_texts(F.col("user")))
+    of_spark = [tuple(row) for row in plain.collect()]
+    of_arrow = integers(pa.array(texts)).to_pylist()
+    assert [number for _, number in of_spark] == of_arrow
+    assert [text for text, _ in of_spark][:9] == [*["7"] * 5, "0", *texts[6:9]]

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from conf.types import Candidates
@@ -20,7 +21,7 @@ from scoring.candidates.candidate_tables import sold_out
 from scoring.candidates.clicks import clicked_items, observed_items, within
 from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude
 from scoring.candidates.lists_in_spark import VectorStore
-from scoring.candidates.popular import popular_items, popularity
+from scoring.candidates.popular import allowed, popular_items, popularity
 from scoring.candidates.similar_items import latest_items, similarities
 from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.sources.covisitation import Settings as Covisitation
@@ -159,6 +160,19 @@ def test_popular_lists_of_frames_and_tables_are_equal(tables: Frames, n: int, cl
         assert columns_of(popular) == ["user_key", "candidates", "scores"]
     assert lists[0] == lists[1]
     assert len(lists[0]) == len(USERS)
+
+
+def test_only_the_first_items_are_compared_with_the_excluded_ones(spark: SparkSession) -> None:
+    """For a user with x excluded items, the first n + x of a ranking, which may be long because of other users."""
+    excluded = [[3, 0, 1, 2], [1], [1, 1, 9], [], None, list(range(10))]
+    users = spark.createDataFrame(
+        list(zip("abcdef", excluded, strict=True)), "user string, excluded array<int>"
+    )
+    ranking = F.array(*map(F.lit, range(10)))
+    lists = users.select("user", allowed(ranking, 2).alias("items"))
+    expected = {"a": [4, 5], "b": [0, 2], "c": [0, 2], "d": [0, 1], "e": [0, 1], "f": []}
+    assert {row["user"]: row["items"] for row in lists.collect()} == expected
+    assert "array_except(slice(" in lists._jdf.queryExecution().analyzed().toString()
 
 
 @BOTH_FORMS
