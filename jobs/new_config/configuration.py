@@ -685,7 +685,7 @@ def _wants_repeats(log: NewLog, questions: Questions) -> bool:
 
 
 def blended_sources(items: int, k: int) -> list[dict[str, Any]]:
-    """Returns the sources of candidates of a log of choices, whose scores a blend combines with the model's."""
+    """Returns the sources of a log of choices, whose scores a blend combines with the logit of the model."""
     n = max(_LEAST_PROPOSED, _PROPOSED_PER_PLACE * k)
     names = ["retrieval", "item_knn", *(["ease"] if items <= _EASE_ITEMS else []), "popular"]
     return [{"source": name, "n": n} for name in names]
