@@ -76,12 +76,14 @@ class WindowedSource(SourceSettings):
 
 
 class ModelSource(SourceSettings):
-    """Base of the settings of a source with a model, which train_retriever trains."""
+    """Base of the settings of a source with a model."""
 
     n: PositiveInt = Field(default=200, description="Largest number of items of this source for a user.")
-    model: ModelConfig = Field(
-        description="The model, whose architecture must have vectors of users and items. Write a section "
-        "with the keys of `model`, or the name of a model file."
+    model: ModelConfig | None = Field(
+        default=None,
+        description="The model, which train_retriever trains. Its architecture must have vectors of users "
+        "and items. Write a section with the keys of `model`, or the name of a model file. Null: the model "
+        "that ranks the lists also retrieves, and no other model is trained.",
     )
 
 
@@ -313,6 +315,11 @@ class Candidates(Strict):
     def retrieval(self) -> ModelSource | None:
         """Returns the source `retrieval`, which has a model; None if the sources do not include it."""
         return next((source for source in self.sources if isinstance(source, ModelSource)), None)
+
+    @property
+    def retriever(self) -> ModelConfig | None:
+        """Returns the model that train_retriever trains; None if no source has a model of its own."""
+        return self.retrieval.model if self.retrieval is not None else None
 
     @property
     def counts_days(self) -> dict[str, int]:

@@ -48,7 +48,8 @@ _COMMENTS: Mapping[str, str] = {
     "split": "Which rows are for training, for validation and for the test.",
     "model": "docs/models.md has all models and their settings.",
     "candidates": "Which items are scored for a user. The default is all items that the user has not chosen.",
-    "score": "k: number of items of a list. context: the values of context columns for which lists are made.",
+    "score": "k: number of items of a list. context: the values of context columns for which lists are made. "
+    "blend: auto measures on validation clicks whether the model, a source, or a blend of them ranks best.",
 }
 _OF_REFITS = "refit: a promoted model is trained again before it scores, also on validation and test rows."
 _OF_TRAINING = "Each training also measures lists with the rows of the test split. The report shows both."
@@ -118,7 +119,7 @@ def _entries(values: Iterable[object]) -> list[str]:
 def _section(key: str, value: object) -> str:
     """Returns a section: its keys on separate lines, and their values in braces."""
     if isinstance(value, Mapping) and (
-        key in ("log", "users", "items", "train") or len(_flow(value)) > _WIDTH - 20
+        key in ("log", "users", "items", "train", "candidates") or len(_flow(value)) > _WIDTH - 20
     ):
         lines = [f"{key}:"]
         for name, inner in value.items():

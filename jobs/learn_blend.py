@@ -50,8 +50,10 @@ def run(context: RunContext) -> JobSummary:
         stay_in_process(context, count_rows(lake, dataset))
     with context.phase("tables"):
         tables = read_candidate_tables(context, dataset.workflow_version)
+    retriever = tables.retriever.version if config.candidates.retriever and tables.retriever else None
+    if config.candidates.retrieval and retriever is None:
+        tables = replace(tables, retriever=model)  # not its refit, which knows the validation clicks
     inputs = {**tables.inputs(context, dataset), "score": config_digest(config, "score")}
-    retriever = tables.retriever.version if tables.retriever else None
     key = BlendKey(model.version, config_digest(config, "candidates"), retriever)
     record = blend_of(lake, config.name, context.run_date)
     if record is None or record.key != key or record.inputs != inputs:

@@ -57,7 +57,7 @@ class RunPlan:
         # With workflow.mode=fit, a new workflow is fitted instead of extending the champion's.
         mode = () if self.config.workflow.mode == "fit" else ("workflow.mode=retrain",)
         features = self._step("build_features", overrides=mode)
-        models = ["train_model", *(["train_retriever"] if self.config.candidates.retrieval else [])]
+        models = ["train_model", *(["train_retriever"] if self.config.candidates.retriever else [])]
         refit = ["refit_model"] if self.config.train.refit else []
         return [features, *(self._step(job) for job in (*models, "evaluate_model", *refit))]
 

@@ -54,7 +54,7 @@ def check_config(config: Config) -> None:
             read_settings(model)
     if config.candidates.retrieval:
         with _located(_RETRIEVAL):
-            check_retriever(config.candidates.retrieval.model)
+            check_retriever(config.candidates.retriever or config.model)
     read_sources(config.candidates)
     read_rule_settings(config.score.rules)
     read_sinks(config.deliver, config.folders)
@@ -134,8 +134,8 @@ def _models(config: Config) -> list[tuple[str, ModelConfig]]:
         (f"train.baselines names {name!r}: ", ModelConfig(architecture=name, multi_hot=multi_hot))
         for name in config.train.baselines
     ]
-    retrieval = config.candidates.retrieval
-    retrievers = [(_RETRIEVAL, retrieval.model)] if retrieval else []
+    retriever = config.candidates.retriever
+    retrievers = [(_RETRIEVAL, retriever)] if retriever else []
     return [("", config.model), *baselines, *retrievers]
 
 

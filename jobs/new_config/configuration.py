@@ -58,8 +58,12 @@ from storage import file_io
 _FEWEST_DAYS, _MOST_TRAIN_DAYS = 4, 30
 # A log that is read by day may lack one day, or this share of the days between its first and its last one.
 _FEW_GAPS = 0.05
-# With at most this number of items, all items are scored for each user.
+# With at most this number of items, a model without vectors scores all items for each user.
 _ALL_ITEMS = 20_000
+# With at most this number of items, the source `ease` takes seconds and at most a few hundred MB.
+_EASE_ITEMS = 5_000
+# A source proposes at least this number of items, and at least this multiple of the length of a list.
+_LEAST_PROPOSED, _PROPOSED_PER_PLACE = 300, 10
 _SMALL_ROWS = 200_000
 # Names of files and folders that are too general for the name of a configuration.
 _VAGUE_NAMES = {
@@ -680,6 +684,13 @@ def _wants_repeats(log: NewLog, questions: Questions) -> bool:
     return questions.choose(question, ["no: only items that are new to the user", again]) == again
 
 
+def blended_sources(items: int, k: int) -> list[dict[str, Any]]:
+    """Returns the sources of a log of choices, whose scores a blend combines with the logit of the model."""
+    n = max(_LEAST_PROPOSED, _PROPOSED_PER_PLACE * k)
+    names = ["retrieval", "item_knn", *(["ease"] if items <= _EASE_ITEMS else []), "popular"]
+    return [{"source": name, "n": n} for name in names]
+
+
 def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, wants_repeats: bool) -> None:
     """Adds the sections `candidates` and `score`."""
     if log.item is None or not config.has_lists:
@@ -690,7 +701,14 @@ def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, want
         filters = {"repeats": "all", **filters}
         config.choose("candidates.repeats: all", "users choose the same items again")
     items = log.item.sampled.distinct
-    if items <= _ALL_ITEMS:
+    score: dict[str, object] = {"k": wishes.k}
+    if log.is_of_choices:
+        config.sections["candidates"] = {"sources": blended_sources(items, wishes.k), **filters}
+        score["blend"] = "auto"
+        names = ", ".join(source["source"] for source in config.sections["candidates"]["sources"])
+        config.choose(f"candidates: {names}", "the model's best items, and those of simpler methods")
+        config.choose("score.blend: auto", "validation clicks decide how these methods are combined")
+    elif items <= _ALL_ITEMS:
         if filters:
             config.sections["candidates"] = filters
         config.choose("candidates: all items", f"the sample has only {items:,} items")
@@ -704,7 +722,6 @@ def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, want
             **filters,
         }
         config.choose("candidates: bought or read together, ALS, popular", f"the sample has {items:,} items")
-    score: dict[str, object] = {"k": wishes.k}
     scopes = config.sections["scopes"]
     values = {
         one.name: most_frequent(one.sampled)

@@ -24,6 +24,7 @@ from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude, 
 from scoring.candidates.popular import SEGMENT
 from scoring.candidates.source_settings import frames_needed_by, source_digests
 from scoring.feature_rows import read_split
+from scoring.model.champion import serving_model_and_dataset
 from scoring.model.model_info import ModelInfo, read_model_info
 from spark.rows import ReadableRows, Rows, read_rows, select
 from storage.dataset import Dataset, read_spec
@@ -48,7 +49,8 @@ class CandidateTables:
             segment.
         attributes: rows with user_key and all columns of the table `user_attributes`, one row per user;
             None if this table is not configured.
-        retriever: the model that the source `retrieval` uses; None if this source is not configured.
+        retriever: the model that the source `retrieval` uses: one of its own, or the model that ranks the
+            lists; None if this source is not configured.
     """
 
     users: Manifest
@@ -271,10 +273,14 @@ def column_names(rows: Rows) -> list[str]:
 def _retriever(context: RunContext, version: str) -> ModelInfo | None:
     """Returns the newest retriever (retrieval model) that was trained with this workflow version.
 
-    Returns None if the source `retrieval` is not configured.
+    If the source `retrieval` has no model of its own, returns the model that ranks the lists. Returns None if
+    this source is not configured.
     """
     if context.config.candidates.retrieval is None:
         return None
+    if context.config.candidates.retriever is None:
+        serving, _ = serving_model_and_dataset(context)
+        return serving
     trained = retriever_as_of(context.lake, context.config, context.run_date, version)
     retriever = read_model_info(
         model_path(context.lake, retriever_name(context.config), trained), context.recorder

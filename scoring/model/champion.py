@@ -134,7 +134,8 @@ def served_blend(context: RunContext, candidates: Manifest) -> BlendRecord | Non
     if config.score.blend != "auto":
         assert_never(config.score.blend)
     champion = champion_as_of(lake, config.name, context.run_date) or ""
-    key = BlendKey(champion, inputs["config"], inputs.get("retriever"))
+    retriever = inputs.get("retriever") if config.candidates.retriever else None
+    key = BlendKey(champion, inputs["config"], retriever)
     blend = blend_as_of(lake, config.name, context.run_date, key)
     if blend is None:
         raise DataError(

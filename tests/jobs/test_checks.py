@@ -66,6 +66,10 @@ WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
     ),
     ({"candidates": towers(output_dim=0)}, r"model\.output_dim=0"),
     (
+        {"model": DLRM, "candidates": {"sources": [{"source": "retrieval"}]}},
+        r"candidates\.sources, retrieval: model\.architecture='dlrm' has no vectors",
+    ),
+    (
         {"candidates": {"sources": [{"source": "popular", "segment": "land"}]}},
         r"segment='land' is neither a feature of scope user nor a column of candidates\.user_attributes",
     ),

@@ -18,7 +18,7 @@ from conf.errors import ConfigError, DataError
 from conf.list_types import OutOfStock
 from conf.load import load_config
 from jobs import check_config, init
-from jobs.new_config.configuration import new_config
+from jobs.new_config.configuration import blended_sources, new_config
 from jobs.new_config.log_columns import Wishes
 from jobs.new_config.questions import Questions
 from jobs.new_config.tables import open_new_table, share_of_repeats
@@ -211,10 +211,10 @@ def test_a_doubtful_column_of_stock_is_a_comment(shop: Path) -> None:
     assert load_config("shop.yaml").candidates.filters == []
     text = (shop / "shop.yaml").read_text()
     lines = text.splitlines()
-    first = lines.index("# candidates:")
+    first = lines.index("#   filters:")
     assert "If stock says which items are out of stock" in lines[first - 1] + lines[first - 2]
-    active = [line.removeprefix("# ") for line in lines[first : first + 3]]
-    (shop / "shop.yaml").write_text("\n".join([*lines[:first], *active, *lines[first + 3 :]]))
+    active = [line.removeprefix("# ") for line in lines[first : first + 2]]
+    (shop / "shop.yaml").write_text("\n".join([*lines[:first], *active, *lines[first + 2 :]]))
     assert [one.filter for one in load_config("shop.yaml").candidates.filters] == ["out_of_stock"]
 
 
@@ -305,13 +305,13 @@ def test_users_who_choose_items_again_may_get_them_in_lists(shop: Path) -> None:
     for day in DAYS:
         pd.read_csv(f"events_{day}.csv").drop(columns="event").to_csv(f"events_{day}.csv", index=False)
     silent = Questions(ask=False)
-    assert "candidates" not in new_config(Wishes("events_*.csv"), silent).sections
+    assert "repeats" not in new_config(Wishes("events_*.csv"), silent).sections["candidates"]
     [question] = silent.open
     assert "the user chose the item on an earlier day, too. May lists contain items" in question
     assert question.endswith("other possible answers: yes: candidates.repeats: all")
     asked = Questions(ask=True, _input=io.StringIO("2\n"), _output=io.StringIO())
     config = new_config(Wishes("events_*.csv"), asked)
-    assert config.sections["candidates"] == {"repeats": "all"}
+    assert config.sections["candidates"]["repeats"] == "all"
     (shop / "again.yaml").write_text(init.yaml_of(config, ()))
     assert load_config("again.yaml").repeats == "all"
     for number, day in enumerate(DAYS):  # a user never sees an item of an earlier day
@@ -870,3 +870,17 @@ def test_check_refuses_times_of_other_days(shop: Path, capsys: pytest.CaptureFix
     (shop / f"events_{DAYS[3]}.csv").write_text((shop / f"events_{DAYS[2]}.csv").read_text())
     assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 3
     assert f"400 of the first 400 valid rows of {DAYS[3]} have times on other days" in capsys.readouterr().err
+
+
+def test_lists_of_a_log_of_choices_are_ranked_by_a_blend_if_it_is_better(shop: Path) -> None:
+    """The inverse matrix of EASE grows with the square of the number of items."""
+    for day in DAYS:
+        pd.read_csv(f"events_{day}.csv").drop(columns="event").to_csv(f"events_{day}.csv", index=False)
+    assert _init() == 0
+    config = load_config("shop.yaml")
+    assert (config.score.blend, config.candidates.retriever) == ("auto", None)
+    names = ["retrieval", "item_knn", "ease", "popular"]
+    assert [source.name for source in config.candidates.sources] == names
+    assert {source.model_dump()["n"] for source in config.candidates.sources} == {300}
+    assert [source["source"] for source in blended_sources(5_001, 50)] == [names[0], names[1], names[3]]
+    assert {source["n"] for source in blended_sources(5_001, 50)} == {500}

@@ -181,6 +181,14 @@ def test_the_retriever_is_trained_on_the_ranker_s_features_where_candidates_are_
     assert len(submit_stub.calls()) == 7
 
 
+def test_no_retriever_is_trained_where_the_ranking_model_retrieves(submit_stub: SparkSubmitStub) -> None:
+    settings = ["candidates.sources=[{source: retrieval}]", "model=../models/two_tower_small.yaml"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert nightly.main(submit_stub.arguments(*words, "--retrain")) == 0
+    jobs = ["build_features", "train_model", "evaluate_model", "build_candidates"]
+    assert [call["job"] for call in submit_stub.calls()][:4] == jobs
+
+
 def test_the_promoted_model_is_refitted_after_the_gate_and_before_the_lists(
     submit_stub: SparkSubmitStub,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,19 @@ from jobs.score_daily import run as score_daily
 from reporting.html.page import build
 from scoring.candidates.candidate_tables import read_candidate_tables
 from scoring.evaluation import blend_fit
-from scoring.evaluation.blend_fit import BLEND, MODEL, measured_pairs
+from scoring.evaluation.blend_fit import BLEND, MODEL, LearnedBlend, MeasuredPairs, measured_pairs
 from scoring.model import context_features
 from scoring.model.champion import champion_and_dataset
 from storage import file_io
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from storage.run_context import RunContext
-from tests.scoring.reference_scores import ReferenceScores
+from tests.scoring.reference_scores import ReferenceScores, write_model
 from tests.scoring.scoring_lake import RUN_DATE, WORKFLOW, EncodedContext, feature_rows, publish_lake
 from tests.scoring.test_jobs import job_of, read_rows
 from training.registry import mlflow_mirror
-from training.registry.blends import blend_of
+from training.registry.blends import blend_key, blend_of
+from training.registry.refits import Refit, record_refit
 from training.registry.versions import ChampionDecision, record_decision
 
 SOURCES = [{"source": "popular", "n": 9}, {"source": "covisitation", "n": 6}]
@@ -229,3 +230,47 @@ def test_without_a_user_to_learn_from_the_model_ranks(
     measured = measure_recommendations(job)
     assert measured.facts["hit_rate"] is not None
     assert "Lists against clicks" in build(job.config, RUN_DATE)[1]
+
+
+def test_the_champion_retrieves_for_its_own_blend_and_its_refit_for_the_lists(
+    reference: ReferenceScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
+    """Nothing else is trained. The refit knows the validation clicks, so no blend is fitted to its scores."""
+    values = publish_lake(tmp_path, reference).model_dump()
+    values["candidates"]["sources"] = [{"source": "retrieval", "n": 5}, {"source": "popular", "n": 9}]
+    values["score"] |= {"blend": "auto"}
+    values["train"] |= {"refit": True}
+    config = Config.model_validate(values)
+    lake = LakePaths(config.lake)
+    for folder, version, sign in (("toy", "v1", 1.0), ("toy-refit", "r1", -1.0)):
+        write_model(Path(lake.models(folder)) / version, "two_tower", version=version, sign=sign)
+    monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
+    monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
+    record_decision(lake, "toy", RUN_DATE, ChampionDecision("v1", None, True, "v1", "a test"))
+    record_refit(lake, "toy", Refit(RUN_DATE, "v1", "r1"))
+    job = replace(job_of(spark, config), in_process=True)
+    seen: list[MeasuredPairs] = []
+
+    def kept(pairs: MeasuredPairs, sources: Sequence[str], k: int) -> LearnedBlend:
+        seen.append(pairs)
+        return blend_fit.learn(pairs, sources, k)
+
+    monkeypatch.setattr(stage, "learn", kept)
+    stage.run(job)
+    record = blend_of(lake, "toy", RUN_DATE)
+    assert record is not None
+    assert (record.key.champion, record.key.retriever) == ("v1", None)
+    assert record.key == blend_key(lake, config, RUN_DATE)
+    assert record.inputs["retriever"] == "v1"
+    (pairs,) = seen
+    retrieved = ~np.isnan(pairs.scores[:, 0])
+    differences = pairs.logits[retrieved] - pairs.scores[retrieved, 0]
+    np.testing.assert_allclose(differences, differences[0], atol=1e-3)  # the logit is the product and a bias
+    for user in range(len(pairs.positives)):
+        rows = slice(pairs.starts[user], pairs.starts[user + 1])
+        best = np.argsort(-pairs.logits[rows], kind="stable")[:5]
+        assert set(np.flatnonzero(retrieved[rows])) == set(best)
+    build_candidates(job)
+    candidates = read_manifest(lake.candidates(WORKFLOW).partition(RUN_DATE))
+    assert candidates.inputs["retriever"] == "r1"
+    score_daily(job)

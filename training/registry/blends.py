@@ -32,7 +32,8 @@ class BlendKey:
     Attributes:
         champion: version of the model whose logits the blend weighs.
         candidates: digest of the section `candidates` of the configuration.
-        retriever: version of the model of the source `retrieval`; None if there is no such source.
+        retriever: version of the model of the source `retrieval`; None if there is no such source, or if the
+            champion retrieves.
     """
 
     champion: str
@@ -123,7 +124,7 @@ def blend_key(lake: LakePaths, config: Config, run_date: str) -> BlendKey | None
     if champion is None:
         return None
     retriever = None
-    if config.candidates.retrieval is not None:
+    if config.candidates.retriever is not None:
         workflow = read_description(model_path(lake, config.name, champion))["workflow_version"]
         try:
             retriever = retriever_as_of(lake, config, run_date, workflow)

@@ -203,6 +203,7 @@ def set_aliases(lake: LakePaths, name: str, challenger: str | None = None) -> No
 
 
 # The retriever: a model that selects candidates. It is trained like the ranker, which scores the candidates.
+# Without a model of its own, the source `retrieval` uses the ranker, and nothing below applies.
 #
 #     models/<name>-retriever/<version>/            its files, as for every model
 #     models/<name>-retriever/runs/dt=<date>.json   the version trained for a run date
@@ -225,16 +226,17 @@ def retriever_config(config: Config) -> Config:
     """Returns the configuration for training the retriever: its own name and model, and no baselines.
 
     Raises:
-        ConfigError: `candidates.sources` has no source `retrieval`.
+        ConfigError: `candidates.sources` has no source `retrieval` with a model of its own.
     """
-    source = config.candidates.retrieval
-    if source is None:
+    model = config.candidates.retriever
+    if model is None:
         raise ConfigError(
-            "candidates.sources has no source `retrieval`, so there is no retriever to train",
+            "candidates.sources has no source `retrieval` with the key `model`, so there is no retriever to "
+            "train",
             "add {source: retrieval, n: 200, model: ../models/two_tower_small.yaml} to candidates.sources",
         )
     train = config.train.model_copy(update={"baselines": []})
-    return config.model_copy(update={"name": retriever_name(config), "model": source.model, "train": train})
+    return config.model_copy(update={"name": retriever_name(config), "model": model, "train": train})
 
 
 def retriever_as_of(lake: LakePaths, config: Config, run_date: str, workflow_version: str) -> str:

@@ -106,7 +106,7 @@ def check_retriever(config: ModelConfig) -> None:
         raise ConfigError(
             f"model.architecture={config.architecture!r} has no vectors of users and items",
             "use two_tower, sasrec, hstu, bert4rec, mult_vae, or an architecture of your own with "
-            "VECTORS = True (docs/extending.md)",
+            "VECTORS = True (docs/extending.md), as the model or as `model` of the source `retrieval`",
         )
 
 

@@ -18,8 +18,8 @@ class Settings(ModelSource):
     """The source `retrieval`: the items whose vectors have the largest dot product with the user's vector.
 
     The vectors come from a model of the architecture two_tower, sasrec, hstu, bert4rec or mult_vae, or of
-    your own architecture with vectors (docs/extending.md). train_retriever trains this model with the
-    settings of the section `train`.
+    your own architecture with vectors (docs/extending.md). This is the model that ranks the lists, or another
+    `model`, which train_retriever trains with the settings of the section `train`.
     """
 
     n: PositiveInt = Field(default=200, description="Largest number of items of this source for a user.")
