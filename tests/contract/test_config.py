@@ -148,7 +148,6 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
                 "/",
                 "\r",
                 "\0",
-                " ",
                 "",
                 "\x7f",
             )
