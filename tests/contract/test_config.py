@@ -286,7 +286,6 @@ BY_COUNTRY = {
             r"\['sources\.popular\.window_days'\] count only some days, but rows have no date",
         ),
         ({"active_days": 3}, r"\['active_days'\] count only some days, but rows have no date"),
-        ({"sources": [{"source": "retrieval"}]}, r"candidates\.sources\.0\.retrieval\.model is missing"),
         ({"user_attributes": _table("who", key="user")}, r"user_attributes: columns must contain \['user'\]"),
         (
             {"filters": [_table("thing", filter="out_of_stock", item="item")]},
