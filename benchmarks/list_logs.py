@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from benchmarks.shop_log import make_log
+
 ROOT = Path(__file__).resolve().parent.parent
 MOVIELENS_POSITIVE = 4.0
 
@@ -79,6 +81,24 @@ def read_choices(path: Path, core: int) -> Log:
     rows = rows.sort_values("time", kind="stable").drop_duplicates(["user", "item"])
     rows = core_of(rows, core).reset_index(drop=True)
     return Log(path.stem, rows, ROOT / "benchmarks/lists.yaml", "2000-01-01")
+
+
+def shop_choices(cache: Path) -> Log:
+    """Returns the first event of each user with each item in the generated web shop, as choices.
+
+    Args:
+        cache: the folder of generated logs.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    log = make_log(cache, 1)
+    days = [
+        pd.read_csv(log.folder / f"clicks/{date}.csv", on_bad_lines="skip", dtype=str) for date in log.dates
+    ]
+    rows = pd.concat(days, ignore_index=True)[["user", "item", "ts"]].dropna()
+    rows = rows[rows["item"].str.startswith("sku-")].set_axis(["user", "item", "time"], axis=1)
+    rows = rows.assign(time=_seconds(rows["time"]), positive=True)
+    rows = rows.sort_values("time", kind="stable").drop_duplicates(["user", "item"])
+    return Log("shop", core_of(rows, 5).reset_index(drop=True), ROOT / "benchmarks/lists.yaml", "2000-01-01")
 
 
 def core_of(rows: pd.DataFrame, core: int) -> pd.DataFrame:

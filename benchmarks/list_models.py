@@ -4,7 +4,8 @@ r"""Compares models of the product with each other, and blends of each with sour
         --model hstu=model.architecture=hstu [--seeds N] [--keep FOLDER] [--set KEY=VALUE …]
 
 Logs, splits and full ranking are those of benchmarks/lists.py. A MODEL has a name and overrides of the configuration,
-separated by `;`. For each model and seed, nightly runs once. The script measures these lists:
+separated by `;`. `--only shop` takes the events of the generated web shop (benchmarks/shop_log.py) as choices. For each
+model and seed, nightly runs once. The script measures these lists:
 
 * `NAME`: the k items that the champion scores best. NDCG@10 is measured on the test items, and on the validation items with
   histories that end before them.
@@ -34,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.list_logs import Log, find_beauty, find_movielens, read_choices
+from benchmarks.list_logs import Log, find_beauty, find_movielens, read_choices, shop_choices
 from benchmarks.list_measures import Lists, Matrix, gains, paired_interval, top
 from benchmarks.list_ours import run_nightly
 from benchmarks.list_parts import PRODUCT, Parts, Peer, code_digest, task_digest
@@ -47,6 +48,7 @@ from scoring.model.context_features import encoded_context
 from scoring.model.predictor import load_predictor
 from scoring.ranking.pair_scorer import PairScorer
 from scoring.ranking.pairs import read_items, side_of
+from setup.console import cache_folder
 from storage.feature_spec import USER_KEY
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
@@ -60,8 +62,8 @@ GENERIC_DATE = "2000-01-01"  # the run date of a log of choices that is one tabl
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of MovieLens 100k and Amazon Beauty")
-    parser.add_argument("--only", action="append", default=[], help="movielens or beauty")
+    parser.add_argument("--data", type=Path, help="folder of MovieLens 100k and Amazon Beauty")
+    parser.add_argument("--only", action="append", default=[], help="movielens, beauty or shop")
     parser.add_argument(
         "--model", action="append", required=True, metavar="NAME=KEY=VALUE;…", help="a model to compare"
     )
@@ -77,10 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="as --set of nightly")
     options = parser.parse_args(arguments)
     logs: list[Log] = []
-    if (movielens := find_movielens(options.data)) is not None:
+    if options.data and (movielens := find_movielens(options.data)) is not None:
         logs.append(movielens)
-    if (beauty := find_beauty(options.data)) is not None:
+    if options.data and (beauty := find_beauty(options.data)) is not None:
         logs.append(read_choices(beauty, 5))
+    if "shop" in options.only:
+        logs.append(shop_choices(cache_folder() / "benchmarks/shop"))
     logs = [log for log in logs if not options.only or log.name in options.only]
     if options.config:  # it reads the choices alone
         generic = {"config": options.config.resolve(), "run_date": GENERIC_DATE, "overrides": ()}

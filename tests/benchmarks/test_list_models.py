@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.list_logs import shop_choices
 from benchmarks.list_models import K, compare, main
 from benchmarks.list_parts import Peer
 from benchmarks.list_task import make_task
@@ -101,3 +102,11 @@ def test_the_champions_lists_are_those_that_the_run_published(
         assert published["hit_rate"] == figures[name]["hit_rate"] > 0
         assert figures[name]["validation_ndcg_by_seed"][0] > 0
     assert results[1]["peers"] == results[0]["peers"]
+
+
+def test_the_choices_of_the_shop_are_its_first_events(tmp_path: Path) -> None:
+    log = shop_choices(tmp_path)
+    assert not log.rows.duplicated(["user", "item"]).any()
+    assert log.rows["time"].is_monotonic_increasing
+    assert log.rows[["user", "item"]].apply(lambda keys: keys.value_counts().min()).min() == 5
+    assert 1_000 < log.rows["item"].nunique() <= 2_000
