@@ -12,16 +12,25 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from conf.errors import ConfigError
-from conf.load import read_section, read_yaml, set_key
+from conf.load import (
+    config_digest,
+    load_config,
+    read_models,
+    read_section,
+    read_yaml,
+    set_key,
+    set_override,
+)
 from conf.names import FolderName, PlainText
 from conf.raw_types import PositiveInt, Seed, Strict
-from conf.types import Config, ModelConfig
+from conf.types import Config
 
 # Keys under `train` that experiments must not set, because a comparison sets them. The values are the
 # remedies in error messages.
@@ -507,37 +516,68 @@ def _written(key: str, value: Any) -> str:
 
 
 def configuration_files(
-    path: str, config_path: str, changes: Mapping[str, Any], config: Config, model: ModelConfig
+    path: str, config_path: str, overrides: Sequence[str], changes: Mapping[str, Any], config: Config
 ) -> dict[str, str]:
-    """Returns the texts of a new configuration file, which extends `config_path`, and of its model file.
+    """Returns the texts of a new configuration file, which gives `config`, and of its model file.
 
-    The new file contains `model` and the changed keys of `train`, and inherits all others. If no key of
-    `model` differs, there is no model file. The new file keeps the seed of the extended file.
+    The new file extends `config_path`. It contains the keys that `overrides` and `changes` set, and inherits
+    all others. If none of these keys belongs to `model`, there is no model file.
+
+    `extends` merges mappings, so it cannot remove a key of a mapping. If the extending file would not give
+    `config` for this reason, the new file contains the whole configuration instead.
 
     Args:
         path: the path of the configuration file. The model file is in the same folder.
         config_path: the configuration file of the comparison.
+        overrides: the overrides `a.b=value` of the comparison.
         changes: the settings of the experiment.
-        config: the configuration of one training of the experiment.
-        model: the model of this configuration with all settings of its architecture.
+        config: the configuration of the experiment, with all settings of the architecture in `model`.
 
     Returns:
         Maps the path of each file to its text.
     """
-    values: dict[str, Any] = {"extends": str(Path(config_path).resolve())}
-    files = {}
-    if any(key.split(".")[0] == "model" for key in changes):
-        model_file = Path(path).with_suffix(".model.yaml")
-        files[str(model_file)] = _yaml(model.model_dump(mode="json"))
+    model_file = Path(path).with_suffix(".model.yaml")
+    model = {str(model_file): _yaml(config.model.model_dump(mode="json"))}
+    keys = {*changes, *(override.partition("=")[0] for override in overrides)}
+    of_model = any(key.split(".")[0] == "model" for key in keys)
+    values: dict[str, Any] = {}
+    for override in overrides:
+        if override.partition("=")[0].split(".")[0] not in _SECTIONS:
+            set_override(values, override, Config)
+    read_models(values, Path(config_path))
+    if of_model:
         values["model"] = model_file.name
-    # If a changed key is in a subsection of `train`, write the complete subsection, because `extends` merges
-    # it with the subsection of the extended file.
-    keys = sorted({key.split(".")[1] for key in changes if key.startswith("train.")})
-    if keys:
-        train = config.train.model_dump(mode="json")
-        values["train"] = {key: train[key] for key in keys}
-    files[path] = _yaml(values)
+    train = config.train.model_dump(mode="json")
+    changed = sorted(train if "train" in keys else {key.split(".")[1] for key in keys if key[:6] == "train."})
+    if changed:
+        values["train"] = {key: train[key] for key in changed}
+    extending = {"extends": str(Path(config_path).resolve()), **values}
+    files = {**(model if of_model else {}), path: _yaml(extending)}
+    if _gives(files, path, config, with_model=of_model):
+        return files
+    files = {**model, path: _yaml({**config.model_dump(mode="json"), "model": model_file.name})}
+    if not _gives(files, path, config, with_model=True):
+        raise ConfigError(
+            f"internal error, please report: {path} would not give the configuration of the best experiment",
+            "run the printed command, which contains its settings as --set",
+        )
     return files
+
+
+def _gives(files: Mapping[str, str], path: str, config: Config, *, with_model: bool) -> bool:
+    """Returns whether the configuration file `path` with the given texts is read as `config`.
+
+    Without `with_model`, the sections `model` are not compared, because the file inherits its model.
+    """
+    sections = [name for name in Config.model_fields if with_model or name != "model"]
+    with TemporaryDirectory() as folder:
+        for name, text in files.items():
+            Path(folder, Path(name).name).write_text(text, encoding="utf-8")
+        try:
+            written = load_config(str(Path(folder, Path(path).name)))
+        except ConfigError:
+            return False
+    return config_digest(written, *sections) == config_digest(config, *sections)
 
 
 def _yaml(values: Mapping[str, Any]) -> str:

@@ -270,7 +270,9 @@ class SplitConfig(Strict):
         description="Smallest number of train days that have a log with rows (by=day). Train days without a "
         "log, or with a log without rows, are left out.",
     )
-    train: Share = Field(default=0.8, description="Share of the rows that are train (by=fraction).")
+    train: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.8, description="Share of the rows that are train (by=fraction)."
+    )
     validation: Share = Field(
         default=0.1, description="Share of the rows that are validation (by=fraction). The rest is test."
     )

@@ -69,9 +69,10 @@ class WindowedSource(SourceSettings):
     n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
     window_days: Days | None = Field(
         default=None,
-        description="Number of days, up to and including the run date, whose clicks are counted. Days of "
-        "splits that are not in `splits` have no clicks. Null: the clicks of all days of `splits` are "
-        "counted.",
+        description="Number of days, up to and including the run date, whose clicks are counted. With a "
+        "split.by other than day, the last of these days is that of the last row of `splits`. Days of splits "
+        "that are not in `splits` have no clicks. If there is no click on these days, build_candidates ends "
+        "with exit code 3. Null: the clicks of all days of `splits` are counted.",
     )
 
 
@@ -100,7 +101,8 @@ class PackageSource(SourceSettings):
     window_days: Days | None = Field(
         default=None,
         description="Number of days, up to and including the run date, whose rows are passed to the "
-        "source. Days of splits that are not in `splits` have no rows. Null: the rows of all days of "
+        "source. With a split.by other than day, the last of these days is that of the last row of `splits`. "
+        "Days of splits that are not in `splits` have no rows. Null: the rows of all days of "
         "`splits` are passed.",
     )
 
@@ -286,8 +288,9 @@ class Candidates(Strict):
     )
     active_days: Days | None = Field(
         default=None,
-        description="Number of days, up to and including the run date. An item can be a candidate only if "
-        "it has a row (shown or clicked) on one of these days. Null: items need no such row.",
+        description="Number of days, up to and including the run date or, with a split.by other than day, "
+        "the day of the last row of `splits`. An item can be a candidate only if it has a row (shown or "
+        "clicked) on one of these days. Null: items need no such row.",
     )
     exclude_clicked: list[Split] = Field(
         default=list(SPLITS),

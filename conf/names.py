@@ -57,15 +57,33 @@ def plain_text(text: str) -> str:
 
 def lake_root(root: str) -> str:
     """Checks the root of a lake: a local path, or a URI of a store."""
-    scheme = scheme_of(plain_text(root))
-    if root.rstrip("/").endswith(":") and scheme:
+    _require_location(root)
+    if "{" in root or "}" in root:
+        raise ValueError(
+            "it must not contain braces, because nothing is replaced in the root of a lake: write the whole "
+            "path, such as /data/lake"
+        )
+    return root
+
+
+def _require_location(path: str) -> None:
+    """Checks the path or URI of a folder that is written."""
+    scheme = scheme_of(plain_text(path))
+    if path.rstrip("/").endswith(":") and scheme:
         raise ValueError(f"it names no bucket: write {scheme}://bucket/folder")
-    return _require_scheme(root)
+    _require_scheme(path)
+    if path.startswith("~") or "$" in path:
+        raise ValueError(
+            "~ and environment variables are not replaced here: write the whole path, such as "
+            "/home/ann/lake; in a shell, --set takes a path in double quotes, whose variables the shell "
+            "replaces"
+        )
 
 
 def new_folder(path: str) -> str:
     """Checks the path or URI of a folder that is written, and beside which other folders are written."""
-    scheme, _, inner = lake_root(path).rpartition("://")
+    _require_location(path)
+    scheme, _, inner = path.rpartition("://")
     parts = inner.rstrip("/").split("/")
     if parts[-1] in ("", ".", "..") or ".." in parts or (scheme not in ("", "file") and len(parts) < 2):
         raise ValueError(

@@ -165,11 +165,12 @@ class Score(Strict):
     context: dict[str, str | int | float | list[int] | list[str]] = Field(
         default={},
         description="The raw values with which lists are scored: maps raw columns of the features of scope "
-        "`context` to one value. A column of lists must have a list here. A date is the number of days since "
-        "1970-01-01, and a timestamp the number of microseconds since 1970-01-01 00:00 UTC. A column that is "
-        "missing here has the most frequent value of the train rows of the run date, computed from the 20 "
-        "most frequent values of each day. A text of more than 200 characters is never used in this way. The "
-        "summary of score_daily and the report show the values that were used.",
+        "`context` to one value. A column of texts needs a text in quotes, and a column of lists a list. A "
+        "date is the number of days since 1970-01-01, and a timestamp the number of microseconds since "
+        "1970-01-01 00:00 UTC. A column that is missing here has the most frequent value of the train rows "
+        "of the run date, computed from the 20 most frequent values of each day. A text of more than 200 "
+        "characters is never used in this way. The summary of score_daily and the report show the values "
+        "that were used.",
     )
     rows_per_step: PositiveInt | None = Field(
         default=None,

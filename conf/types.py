@@ -419,7 +419,9 @@ class Config(Strict):
     )
     lake: LakeRoot = Field(
         default="lake",
-        description="Root of the lake: a path that every node mounts, or a URI such as s3a://bucket/folder.",
+        description="Root of the lake: a path that every node mounts, or a URI such as s3a://bucket/folder. "
+        "It must not begin with ~ or contain braces or variables such as $HOME, because nothing is replaced "
+        "in it.",
     )
     data: RawLocation = Field(
         default="data", description="Folder of raw data. `{data}` in a path is replaced by this value."

@@ -28,6 +28,7 @@ from conf.experiments import (
     read_experiments,
     space_values,
 )
+from conf.types import Config
 from jobs.checks import check_experiments, check_plans
 from jobs.command_line import job_parser
 from jobs.runner import run_with_options
@@ -127,7 +128,7 @@ def run(context: RunContext, request: ComparisonRequest) -> JobSummary:
     with context.phase("publish"):
         _publish(context, trained.dataset, comparison)
         file_io.replace_text(page, comparison_page(comparison, context.run_date, command))
-        _write_best(request, trained.experiments, comparison)
+        _write_best(config, request, trained.experiments, comparison)
     with context.phase("track"):
         params = {
             plan.description["version"]: {"model": plan.model.model_dump(), "train": plan.train.model_dump()}
@@ -302,15 +303,20 @@ def _require_writable(request: ComparisonRequest) -> None:
 
 
 def _write_best(
-    request: ComparisonRequest, experiments: Sequence[Experiment], comparison: Comparison
+    config: Config, request: ComparisonRequest, experiments: Sequence[Experiment], comparison: Comparison
 ) -> None:
-    """Writes the configuration file of the best experiment, if --write-best is set."""
+    """Writes the configuration file of the best experiment, if --write-best is set.
+
+    The file has the seed and the baselines of `config`, the configuration of the comparison.
+    """
     if request.write_best is None:
         return
     best = next(experiment for experiment in experiments if experiment.name == comparison.best.name)
-    config = next(iter(best.configs.values()))
-    model = complete(config.model)
-    files = configuration_files(request.write_best, request.config, best.changes, config, model)
+    measured = next(iter(best.configs.values()))
+    kept = {"seed": config.train.seed, "baselines": config.train.baselines}
+    train = measured.train.model_copy(update=kept)
+    chosen = measured.model_copy(update={"train": train, "model": complete(measured.model)})
+    files = configuration_files(request.write_best, request.config, request.overrides, best.changes, chosen)
     for path, text in files.items():
         file_io.replace_text(path, text)
 
@@ -327,8 +333,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--write-best",
         metavar="YAML",
-        help="also write a configuration file for the best experiment, which extends the file of --config; "
-        "if the experiment has another model, the model is written to <name>.model.yaml in the same folder",
+        help="also write a configuration file for the best experiment, which extends the file of --config if "
+        "possible; if the experiment or --set changes the model, it is written to <name>.model.yaml in the "
+        "same folder",
     )
     return parser
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from conf.errors import DataError
 from conf.load import config_digest
 from conf.stage_types import ServingExperiment
 from conf.train_types import ScoreKind
@@ -98,6 +99,13 @@ def run(context: RunContext) -> JobSummary:
             lists = table_of(lists) if users.rows * score.k <= ENTRIES_IN_DRIVER else lists.persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
+    if not rows:
+        raise DataError(
+            f"none of the {users.rows} users has an item in a list, so no lists of {context.run_date} are "
+            "published: the candidates of every user are empty, or the rules leave out all of them",
+            "read `places_by_source` in the summary of build_candidates; check candidates.sources, "
+            "candidates.exclude_clicked, candidates.filters and score.rules",
+        )
     inputs = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **rule_digests}
     inputs |= _inputs_of(experiment, treatment)
     # Sinks compare the digest of these inputs with the lists that they have. After an upgrade that changes

@@ -172,8 +172,8 @@ def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = 
     raise DataError(
         f"the training rows contain {content} ({named}{more}; {clicks} of {rows} rows in all), and a model "
         "cannot learn from rows that all have the same label",
-        "check the quarantine of these days and the section `log.label`, then correct the log or the "
-        "configuration, and run build_features again"
+        "check the quarantine of these days, the section `log.label` and, with split.by=fraction, whether "
+        "split.train is large enough, then correct the log or the configuration, and run build_features again"
         if not clicks
         else "check `log.label`; if the log records only what users chose, add the section `negatives`. If "
         "the configuration has this section, no item was left to draw: each user has a row with every item",

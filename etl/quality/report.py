@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from conf.load import config_digest
 from conf.types import SPLITS, Split
+from etl.ops.base import Type
 from etl.quality.checks import (
     ColumnReport,
     DayComparison,
@@ -302,19 +303,23 @@ def profiles_of(
 
 
 def most_frequent_of_days(
-    lake: LakePaths, config_name: str, days: Sequence[tuple[str, Split | None]], columns: Sequence[str]
+    lake: LakePaths,
+    config_name: str,
+    days: Sequence[tuple[str, Split | None]],
+    columns: Mapping[str, Type],
 ) -> dict[str, str | Number]:
     """Returns, for each raw column, its most frequent value on some days, according to their profiles.
 
     The counts of the 20 most frequent values of each day are added up over the days. Of several values with
     the same number of rows, the smallest is returned. A column is left out if no profile has a value of it,
-    or if its most frequent value is a text that `shortened` has cut.
+    or if its most frequent value is a text that `shortened` has cut. Values of columns of type int and float
+    are numbers, although the profiles have the texts of numbers that a categorical feature reads.
 
     Args:
         lake: the lake with the profiles.
         config_name: the name of the configuration.
         days: the dates, with the split of the rows if a date has rows of several splits.
-        columns: the raw columns.
+        columns: maps each raw column to its type.
     """
     totals: dict[str, Counter[str | Number]] = {name: Counter() for name in columns}
     for dt, split in days:
@@ -322,11 +327,18 @@ def most_frequent_of_days(
         known = read_manifest(partition).facts["columns"] if is_published(partition) else {}
         for name, total in totals.items():
             for value, count in known.get(name, {"top": ()})["top"]:
-                total[value] += count
+                total[_typed(value, columns[name])] += count
     values = {
         name: min(total, key=lambda value: (-total[value], value)) for name, total in totals.items() if total
     }
     return {name: value for name, value in values.items() if len(str(value)) <= _MAX_CHARACTERS}
+
+
+def _typed(value: str | Number, kind: Type) -> str | Number:
+    """Converts a value of a profile to the type of its column."""
+    if kind == "int":
+        return int(value)
+    return float(value) if kind == "float" else str(value)
 
 
 def compared_days(pieces: Sequence[SplitOfDay]) -> tuple[list[SplitOfDay], SplitOfDay]:

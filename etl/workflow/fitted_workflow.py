@@ -123,12 +123,11 @@ class LocalWorkflow:
             )
         return {name: by_name[name] for name in features}
 
-    def raw_columns(self, features: Sequence[str]) -> list[str]:
-        """Returns the raw columns that the features `features` depend on, in the order of the chains."""
-        return list(self.raw_types(features))
-
     def raw_types(self, features: Sequence[str] | None = None) -> dict[str, Type]:
-        """Returns the type of each raw column that the features `features` (None: all) depend on."""
+        """Returns the types of the raw columns that the features `features` (None: all) depend on.
+
+        The columns are in the order of the chains.
+        """
         return raw_types(self.chains if features is None else self._chains_of(features))
 
     def _chains_of(self, features: Sequence[str]) -> list[FittedChain]:

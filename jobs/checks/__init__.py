@@ -22,6 +22,7 @@ from conf.types import Config, ModelConfig
 from etl.ops.base import LISTS
 from etl.raw.files import require_raw
 from etl.readers.table_heads import check_heads
+from etl.workflow.chains import Chain
 from etl.workflow.feature_plan import FeaturePlan, features_with_oov_id, plan_of
 from etl.workflow.raw_values import one_row, raw_types
 from reporting.monitoring.run_observer import check_openlineage
@@ -63,6 +64,7 @@ def check_config(config: Config) -> None:
     _check_experiment(config)
     _check_impressions(config)
     _check_measures(config, feature_plan)
+    _check_context_texts(config, feature_plan)
     check_openlineage(config.watch.openlineage)
 
 
@@ -74,6 +76,7 @@ def check_training(config: Config) -> None:
     """
     feature_plan = plan_of(config)
     features = _features(config, feature_plan)
+    _check_labels(config)
     if config.train.negatives:
         require_no_pair_features(features.pairs)
     if config.train.unknown_share:
@@ -85,6 +88,25 @@ def check_training(config: Config) -> None:
         with _located(location):
             check_model(model, features)
             check_loss(config.train, model)
+
+
+def _check_labels(config: Config) -> None:
+    """Raises ConfigError if all train rows would be clicks, but the loss compares clicks with other rows."""
+    draws = config.negatives is not None and config.negatives.train
+    if config.log.label.is_only_clicks and not draws and not config.train.only_positive_rows:
+        reason = (
+            "negatives.train=false adds no rows" if config.negatives else "no section `negatives` adds rows"
+        )
+        raise ConfigError(
+            f"every row of the log is a click (log.label names no column), and {reason} with label 0 to the "
+            f"train split, but train.loss={config.train.loss_name} cannot learn from clicks alone",
+            "set negatives.train=true, or draw negatives during training with train.negatives, such as "
+            "{per_positive: 4}, or choose a train.loss over item vectors. If the log has rows that are not "
+            "clicks, name the column with the label in log.label"
+            if config.negatives
+            else "add the section `negatives`, such as {per_positive: 4}, or choose a train.loss over item "
+            "vectors. If the log has rows that are not clicks, name the column with the label in log.label",
+        )
 
 
 def _require_keys(config: Config, need: str, setting: str) -> None:
@@ -108,8 +130,7 @@ def check_lists(config: Config) -> None:
         return
     feature_plan = plan_of(config)
     require_no_pairs(_features(config, feature_plan).pairs)
-    values = config.score.context
-    chains = [chain for chain in feature_plan.chains if set(chain.outputs) & set(config.scopes.context)]
+    values, chains = config.score.context, _context_chains(config, feature_plan)
     types = raw_types(chains)
     lists = [name for name, kind in types.items() if kind in LISTS]
     require_context(sorted({*lists, *(set(types) & set(values))}), values)
@@ -122,6 +143,28 @@ def check_lists(config: Config) -> None:
             "the number of microseconds since 1970-01-01. Or remove the column: lists then have its most "
             "frequent value in the train rows",
         ) from error
+
+
+def _context_chains(config: Config, feature_plan: FeaturePlan) -> list[Chain]:
+    """Returns the chains that compute features of scope `context`."""
+    return [chain for chain in feature_plan.chains if set(chain.outputs) & set(config.scopes.context)]
+
+
+def _check_context_texts(config: Config, feature_plan: FeaturePlan) -> None:
+    """Raises ConfigError if score.context has a number for a column of texts.
+
+    YAML reads many texts without quotes as numbers, and the number does not show what was written.
+    """
+    values = config.score.context
+    for name, kind in raw_types(_context_chains(config, feature_plan)).items():
+        if kind == "string" and isinstance(values.get(name), int | float):
+            raise ConfigError(
+                f"score.context: {name}={values[name]!r} is a number, but the column has the type string. "
+                "Without quotes, YAML reads 7 and 010 as the numbers 7 and 8, 12:30 as 750, and NO as false, "
+                "which is 0",
+                f'write the text of the log in quotes, such as {name}: "010", and with --set also in the '
+                f"quotes of the shell: --set 'score.context.{name}=\"010\"'",
+            )
 
 
 def _models(config: Config) -> list[tuple[str, ModelConfig]]:

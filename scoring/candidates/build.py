@@ -6,7 +6,14 @@ from conf.list_types import SourceSettings, window_days
 from conf.load import config_digest
 from conf.types import Candidates
 from scoring.candidates.candidate_items import available_items, number_items
-from scoring.candidates.candidate_tables import CandidateTables, candidate_rows, exclusions, table_digests
+from scoring.candidates.candidate_tables import (
+    CandidateTables,
+    candidate_rows,
+    exclusions,
+    last_counted_days,
+    require_clicks_in_windows,
+    table_digests,
+)
 from scoring.candidates.clicks import within
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.retrieved import retrieve
@@ -31,7 +38,8 @@ def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables
     seen = None
     if config.active_days is not None:
         rows, time_zone = candidate_rows(context, dataset, config.splits), context.config.log.time_zone
-        seen = within(rows, config.active_days, context.run_date, time_zone)
+        last_day, _ = last_counted_days(context, dataset, config.splits)
+        seen = within(rows, config.active_days, last_day, time_zone)
     items, dropped = available_items(read_rows(context, source, known), seen, tables.out_of_stock)
     left = known.rows - sum(dropped.values())
     chosen_by = {
@@ -71,11 +79,15 @@ def publish_candidates(
     items = read_rows(context, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
     excluding = exclusions(context, dataset, version, items, tables)
     retrieved = retrieve(context, version, tables, numbered, excluding, store)
+    last_day = context.run_date
+    if config.counts_days:
+        last_day, last_click = last_counted_days(context, dataset, config.splits)
+        require_clicks_in_windows(config, last_day, last_click)
     sources = SourceTables(
         excluding,
         items,
         candidate_rows(context, dataset, config.splits),
-        context.run_date,
+        last_day,
         tables.segments,
         retrieved.lists if retrieved else None,
         store,
@@ -135,6 +147,6 @@ def _candidates_of(source: SourceSettings, tables: SourceTables) -> Rows:
     n = getattr(source, "n", 0)
     rows = tables.shown(window_days(source))
     inputs = SourceInputs(
-        rows, users.select(USER_KEY), items.select(ITEM_INDEX, ITEM_KEY), tables.run_date, n
+        rows, users.select(USER_KEY), items.select(ITEM_INDEX, ITEM_KEY), tables.last_day, n
     )
     return proposed_items(plugin, settings, inputs, users)

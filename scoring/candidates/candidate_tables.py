@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
 from conf.lazy_imports import F
+from conf.list_types import WindowedSource
 from conf.load import config_digest
-from conf.types import Config, NotAllowed, OutOfStock, RawTable, Split
+from conf.types import Candidates, Config, NotAllowed, OutOfStock, RawTable, Split
 from etl.prepare.attributes import plain_array, read_attribute_table
 from etl.raw.files import require_raw
 from etl.spark.raw_frames import read_attributes
-from scoring.candidates.clicks import CLICK_COLUMNS
+from scoring.candidates.clicks import CLICK_COLUMNS, first_day, last_days
 from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude, known_items
 from scoring.candidates.popular import SEGMENT
 from scoring.candidates.source_settings import frames_needed_by, source_digests
@@ -173,6 +174,55 @@ def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -
     weight = read_spec(context.lake, dataset.workflow_version).weight
     columns += [weight] if weight else []
     return read_split(context, dataset, splits, columns)
+
+
+def last_counted_days(context: RunContext, dataset: Dataset, splits: list[Split]) -> tuple[str, str | None]:
+    """Returns the last day of windows over the rows of some splits, and the last day with a click.
+
+    With split.by=day, windows end on the run date, and the days of clicks are those of the log's files.
+    Otherwise, a split can end any number of days before the run date. So windows end on the local day of the
+    last row of `splits`, up to the run date. The second result is None if there is no click.
+
+    Raises:
+        DataError: the log is not divided by days, and no row of `splits` has a time up to the run date.
+    """
+    config, run_date = context.config, context.run_date
+    if config.split.by == "day":
+        members = [member for split in splits for member in dataset.splits.get(split, ())]
+        if any(member.clicks is None for member in members):  # an earlier release did not count clicks
+            return run_date, run_date
+        return run_date, max((member.dt for member in members if member.clicks), default=None)
+    rows = candidate_rows(context, dataset, splits)
+    last_row, last_click = last_days(rows, run_date, config.log.time_zone)
+    if last_row is None:
+        raise DataError(
+            f"no row of the splits {splits} is of {run_date} or an earlier day, so "
+            f"{[*config.candidates.counts_days]} of the section `candidates` count no row",
+            "run the date of the last rows of the log, or remove these keys",
+        )
+    return last_row, last_click
+
+
+def require_clicks_in_windows(config: Candidates, last_day: str, last_click: str | None) -> None:
+    """Raises DataError if a built-in source with `window_days` would count no click.
+
+    Such a source would propose no items, or items in the order of their keys.
+
+    Args:
+        config: the section `candidates`.
+        last_day, last_click: the result of `last_counted_days`.
+    """
+    for source in config.sources:
+        if not isinstance(source, WindowedSource) or source.window_days is None:
+            continue
+        first = first_day(source.window_days, last_day)
+        if last_click is None or last_click < first:
+            known = f"the last click is of {last_click}" if last_click else "there is no click at all"
+            raise DataError(
+                f"candidates.sources.{source.name}.window_days={source.window_days} counts the clicks from "
+                f"{first} to {last_day}, but the splits {config.splits} have no click on these days: {known}",
+                "check the log of these days, set more days, or add splits to candidates.splits",
+            )
 
 
 def users_of(context: RunContext, version: str, users: Manifest, columns: list[str] | None = None) -> Rows:

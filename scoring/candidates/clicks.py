@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 
 from conf.lazy_imports import F
 from conf.names import days_since_epoch
+from conf.time_notation import zone_of
 from etl.raw.time_text import starts_of_days
 from scoring.requests import FEATURES_DT
-from spark.rows import ReadableRows, Rows, StoredRows, query, whole
+from spark.rows import ReadableRows, Rows, StoredRows, query, records, whole
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY, WEIGHT
 
 # Columns of a feature table that candidates are computed from; also EVENT_TIME if the log has one, and WEIGHT
@@ -67,8 +68,8 @@ def weight_of_clicks(rows: Rows) -> str:
     return f"sum(CAST({WEIGHT} AS DOUBLE))" if has_weights(rows) else "count(1)"
 
 
-def within(rows: ReadableRows, days: int | None, run_date: str, time_zone: str) -> Rows:
-    """Returns the rows of the last `days` days, including the run date; all rows if `days` is None.
+def within(rows: ReadableRows, days: int | None, last_day: str, time_zone: str) -> Rows:
+    """Returns the rows of `days` days up to and including `last_day`; all rows if `days` is None.
 
     The day of a row is the local day of its event_time or, if the log has no event_time, the date of its
     partition.
@@ -76,17 +77,46 @@ def within(rows: ReadableRows, days: int | None, run_date: str, time_zone: str) 
     Args:
         rows: rows with event_time or features_dt.
         days: number of days.
-        run_date: the last day.
+        last_day: the last day.
         time_zone: the IANA name of the zone of the days, `log.time_zone`.
     """
     if days is None:
         return whole(rows)
     if EVENT_TIME in (rows.column_names if isinstance(rows, pa.Table | StoredRows) else rows.columns):
-        last = days_since_epoch(run_date)
+        last = days_since_epoch(last_day)
         start, end = starts_of_days(np.array([last - days + 1, last + 1]), time_zone).tolist()
         return _between(rows, EVENT_TIME, start, end - 1)
-    first = date.fromisoformat(run_date) - timedelta(days=days - 1)
-    return _between(rows, FEATURES_DT, first.isoformat(), run_date)
+    return _between(rows, FEATURES_DT, first_day(days, last_day), last_day)
+
+
+def first_day(days: int, last_day: str) -> str:
+    """Returns the first of `days` days up to and including `last_day`."""
+    return (date.fromisoformat(last_day) - timedelta(days=days - 1)).isoformat()
+
+
+def last_days(rows: ReadableRows, run_date: str, time_zone: str) -> tuple[str | None, str | None]:
+    """Returns the last local day with a row, and the last local day with a click; None without such a row.
+
+    Args:
+        rows: rows with event_time and label. Rows after the run date are left out.
+        run_date: the run date.
+        time_zone: the IANA name of the zone of the days, `log.time_zone`.
+    """
+    (end,) = starts_of_days(np.array([days_since_epoch(run_date) + 1]), time_zone).tolist()
+    text = f"""
+        SELECT max({EVENT_TIME}) AS last_row, max(CASE WHEN {LABEL} = 1 THEN {EVENT_TIME} END) AS last_click
+        FROM {{rows}} WHERE {EVENT_TIME} < {end}
+    """
+    (latest,) = records(query(text, rows=rows))
+    return _day(latest["last_row"], time_zone), _day(latest["last_click"], time_zone)
+
+
+def _day(microseconds: int | None, time_zone: str) -> str | None:
+    """Returns the local day of an instant in µs since 1970-01-01 00:00 UTC."""
+    if microseconds is None:
+        return None
+    instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+    return instant.astimezone(zone_of(time_zone)).date().isoformat()
 
 
 def _between(rows: ReadableRows, name: str, low: int | str, high: int | str) -> Rows:

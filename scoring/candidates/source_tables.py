@@ -31,7 +31,7 @@ class SourceTables:
         items: rows with the columns item_index and item_key, one row per item.
         rows: the feature rows of the configured splits. The columns are user_key, item_key, label and
             features_dt, and also event_time if the log has it, and weight if rows have weights.
-        run_date: the last day whose clicks a source counts.
+        last_day: the last day whose clicks a source counts. With split.by=day it is the run date.
         segments: maps the name of each segment that a source uses to rows with the columns user_key and
             segment.
         retrieved: rows with the columns user_key, candidates and scores from the source `retrieval`; None
@@ -44,7 +44,7 @@ class SourceTables:
     exclusions: Exclusions
     items: Rows
     rows: ReadableRows
-    run_date: str
+    last_day: str
     segments: Mapping[str, Rows] = field(default_factory=dict)
     retrieved: Rows | None = None
     store: VectorStore | None = None
@@ -59,7 +59,7 @@ class SourceTables:
 
     def shown(self, window_days: int | None) -> Rows:
         """Returns the rows of the last `window_days` days; all rows if `window_days` is None."""
-        return within(self.rows, window_days, self.run_date, self.time_zone)
+        return within(self.rows, window_days, self.last_day, self.time_zone)
 
     def clicks(self, window_days: int | None) -> Rows:
         """Returns the rows of the last `window_days` days, for sources that count only rows with label 1.
@@ -69,7 +69,7 @@ class SourceTables:
         rows = self.rows
         if isinstance(rows, StoredRows):
             rows = query("SELECT * FROM {rows} WHERE label = 1", rows=rows)
-        return within(rows, window_days, self.run_date, self.time_zone)
+        return within(rows, window_days, self.last_day, self.time_zone)
 
 
 # Makes candidates from proposals: scored (user, item) pairs that a source returns as a Spark frame.

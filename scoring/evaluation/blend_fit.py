@@ -18,19 +18,24 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from conf.time_notation import zone_of
 from conf.types import Candidates, Split
 from etl.latest.latest_features import latest_rules
 from scoring.candidates.build import make_candidates
 from scoring.candidates.candidate_items import available_items, number_items
-from scoring.candidates.candidate_tables import CandidateTables, candidate_rows, column_names, segment_of
+from scoring.candidates.candidate_tables import (
+    CandidateTables,
+    candidate_rows,
+    column_names,
+    last_counted_days,
+    segment_of,
+)
 from scoring.candidates.clicks import CLICK_COLUMNS, within
 from scoring.candidates.exclusions import exclude, known_items
 from scoring.candidates.lists_in_spark import VectorStore, release, vector_store
@@ -58,7 +63,7 @@ from spark.rows import (
     unpersist,
 )
 from storage.dataset import Dataset
-from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
+from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, data_files
 from storage.publish import publish_rows
 from storage.run_context import RunContext
@@ -402,16 +407,15 @@ def publish_items(
 def counted_until(context: RunContext, dataset: Dataset) -> str:
     """Returns the last day of the windows of sources with `window_days`, in `log.time_zone`.
 
-    It is the day of the last train row, plus as many days as separate the run date from the rows that
-    build_candidates counts, so that the windows of both contain equally many days with rows.
+    It is the day of the last train row. If the log is divided by days, as many days are added as separate the
+    run date from the rows that build_candidates counts. So the windows of both contain equally many days with
+    rows.
     """
     if context.config.split.by == "day":
         last = date.fromisoformat(dataset.splits["train"][-1].dt)
         return (last + timedelta(days=context.config.uncounted_days)).isoformat()
-    rows = candidate_rows(context, dataset, list(BEFORE))
-    (latest,) = records(query(f"SELECT max({EVENT_TIME}) AS latest FROM {{rows}}", rows=rows))
-    instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=latest["latest"])
-    return instant.astimezone(zone_of(context.config.log.time_zone)).date().isoformat()
+    last_day, _ = last_counted_days(context, dataset, list(BEFORE))
+    return last_day
 
 
 def pairs_of_rows(rows: Sequence[Mapping[str, Any]], sources: int) -> MeasuredPairs:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from conf.types import Split
 from etl.quality.report import most_frequent_of_days
-from etl.workflow.fitted_workflow import load_local
+from etl.workflow.fitted_workflow import LocalWorkflow, load_local
 from scoring.model.model_info import ModelInfo
 from scoring.requests import require_context
 from storage.dataset import read_dataset
@@ -42,9 +42,9 @@ def raw_context(context: RunContext, model: ModelInfo) -> dict[str, Any]:
     names = [feature.name for feature in model.spec.scoped("context")]
     if not names:
         return {}
-    columns = load_local(context.lake, model.spec.workflow_version).raw_columns(names)
+    workflow = load_local(context.lake, model.spec.workflow_version)
     defaults = TrainingRows(context.config.name, context.run_date)
-    return _with_defaults(context.lake, columns, context.config.score.context, defaults)
+    return _with_defaults(context.lake, workflow, names, context.config.score.context, defaults)
 
 
 def encode_context(
@@ -73,18 +73,22 @@ def encode_context(
         require_context([], raw_values)
         return {}
     workflow = load_local(lake, model.spec.workflow_version)
-    columns = workflow.raw_columns(names)
     if defaults is not None:
-        raw_values = _with_defaults(lake, columns, raw_values, defaults)
-    require_context(columns, raw_values)
+        raw_values = _with_defaults(lake, workflow, names, raw_values, defaults)
+    require_context(list(workflow.raw_types(names)), raw_values)
     encoded = workflow.encode_values(raw_values, names)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in encoded.items()}
 
 
 def _with_defaults(
-    lake: LakePaths, columns: Sequence[str], raw_values: Mapping[str, Any], defaults: TrainingRows
+    lake: LakePaths,
+    workflow: LocalWorkflow,
+    names: list[str],
+    raw_values: Mapping[str, Any],
+    defaults: TrainingRows,
 ) -> dict[str, Any]:
-    missing = [name for name in columns if name not in raw_values]
+    """Returns the raw values that the context features `names` need, with defaults for missing columns."""
+    missing = {name: kind for name, kind in workflow.raw_types(names).items() if name not in raw_values}
     if not missing or not is_published(lake.datasets.partition(defaults.run_date)):
         return dict(raw_values)
     train = read_dataset(lake, defaults.run_date).splits["train"]

@@ -18,6 +18,7 @@ from conf.errors import ConfigError
 from conf.experiments import (
     HEAD,
     Experiment,
+    Experiments,
     configuration_files,
     nightly_command,
     plan_experiments,
@@ -338,10 +339,56 @@ def test_the_command_and_the_written_file_give_the_settings_of_the_experiment(
     sets = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
     require(load_config(words[words.index("--config") + 1], sets))
 
+    expected_file = chosen(expected, CONFIG).model_copy(update={"lake": "elsewhere"})
     path = tmp_path / "best.yaml"
-    files = configuration_files(str(path), GENERATED, experiment.changes, expected, model)
+    files = configuration_files(str(path), GENERATED, overrides, experiment.changes, expected_file)
     for name, text in files.items():
         assert text.startswith(HEAD)
         Path(name).write_text(text)
-    require(load_config(str(path), overrides))
+    require(load_config(str(path)))
+    assert yaml.safe_load(path.read_text())["extends"] == GENERATED
     assert (tmp_path / "best.model.yaml").exists() == any(key.startswith("model") for key in changes)
+
+
+def chosen(measured: Config, config: Config) -> Config:
+    """What the file of an experiment should give: its settings, with the seed and the baselines of `config`."""
+    kept = {"baselines": config.train.baselines, "seed": config.train.seed}
+    train = measured.train.model_copy(update=kept)
+    return measured.model_copy(update={"train": train, "model": complete(measured.model)})
+
+
+@pytest.mark.parametrize(
+    "overrides, changes, extends",
+    [
+        (["train.epochs=5", "score.k=7", "train.seed=3"], {"train.learning_rate": 0.25}, True),
+        (["model=fm.yaml", "train.epochs=5"], {"train.learning_rate": 0.25}, True),
+        (["model.embedding_dim=4", "lake=elsewhere"], {}, True),
+        (["candidates.sources=[{source: retrieval, model: towers.yaml}]"], {}, True),
+        (["generate=null"], {}, True),
+        # `extends` would merge these mappings with those of the extended file.
+        ([], {"train.unknown_share": {"C2": 0.1}}, False),
+        (["score.context={I11: 1}"], {}, False),
+        (["train={epochs: 5}"], {"train.learning_rate": 0.25}, False),
+        (["train.unknown_share={C2: 0.1}"], {"model.embedding_dim": 4}, False),
+    ],
+)
+def test_the_written_file_has_the_overrides_and_no_key_that_they_replace(
+    tmp_path: Path, overrides: list[str], changes: dict[str, Any], extends: bool
+) -> None:
+    (tmp_path / "fm.yaml").write_text("{architecture: deepfm, deep: [8]}")
+    (tmp_path / "towers.yaml").write_text("{architecture: two_tower, output_dim: 8}")
+    base = tmp_path / "base.yaml"
+    base.write_text(f"extends: {GENERATED}\ntrain: {{unknown_share: {{C1: 0.2}}}}\n")
+    config = load_config(str(base), overrides)
+    contents = Experiments.model_validate({"name": "x", "runs": [{"name": "best", "set": changes}]})
+    (experiment,) = plan_experiments(config, contents, str(tmp_path / "experiments.yaml"))
+    (measured,) = experiment.configs.values()
+    expected = chosen(measured, config)
+    (tmp_path / "elsewhere").mkdir()
+    path = tmp_path / "elsewhere/best.yaml"
+    files = configuration_files(str(path), str(base), overrides, experiment.changes, expected)
+    for name, text in files.items():
+        Path(name).write_text(text)
+    written = load_config(str(path))
+    assert written.model_copy(update={"model": complete(written.model)}) == expected
+    assert ("extends" in yaml.safe_load(path.read_text())) == extends

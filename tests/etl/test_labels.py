@@ -70,8 +70,9 @@ def test_clicks_alone_are_enough_if_the_training_uses_no_other_rows() -> None:
     require_labels(days, only_clicks=True)
     with pytest.raises(DataError, match="contain only clicks"):
         require_labels(days)
-    with pytest.raises(DataError, match="contain no click"):
+    with pytest.raises(DataError, match="contain no click") as caught:
         require_labels([("2026-01-01", 60, 0)], only_clicks=True)
+    assert "split.train" in caught.value.remedy
 
 
 def test_one_click_is_enough_and_lists_need_none(spark: SparkSession, tmp_path: Path) -> None:

@@ -112,6 +112,13 @@ WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
         },
         r"join_external path='http://a/b': http:// is not supported",
     ),
+    *(
+        (
+            {"score": {"context": {"C21": value}}},
+            rf"score\.context: C21={shown} is a number, but the column has the type string",
+        )
+        for value, shown in ((False, "0"), (8, "8"), (750, "750"), (2.5, r"2\.5"))  # NO, 010, 12:30, 2.5
+    ),
 ]
 
 
@@ -226,6 +233,54 @@ def test_a_model_that_does_not_fit_the_features_is_refused_before_features_are_m
         check_training(config)
     with pytest.raises(ConfigError, match=problem):
         build_features(RunContext("build_features", config, RUN_DATE))
+
+
+CLICKS = {"path": "{lake}/log.tsv", "columns": [{"name": "C{1..26}", "type": "string"}], "format": "tsv"}
+OF_CLICKS = {
+    "name": "clicks",
+    "log": CLICKS,
+    "keys": {"user": "C1", "item": "C2"},
+    "features": [{"columns": ["C1", "C2"], "kind": "categorical", "ops": ["categorify"]}],
+    "scopes": {"user": ["C1"], "item": ["C2"]},
+    "split": {"by": "leave_last_out"},
+}
+TOWERS = {"architecture": "two_tower", "output_dim": 4}
+
+
+@pytest.mark.parametrize(
+    "sections, problem",
+    [
+        ({}, "no section `negatives` adds rows with label 0"),
+        (
+            {"negatives": {"per_positive": 2, "train": False}},
+            "negatives.train=false adds no rows with label 0",
+        ),
+        ({"negatives": {"per_positive": 2}}, None),
+        (
+            {
+                "negatives": {"per_positive": 2, "train": False},
+                "train": {"negatives": {"per_positive": 3}, "loss": "softmax"},
+            },
+            None,
+        ),
+        ({"model": TOWERS, "train": {"loss": "in_batch_softmax"}}, None),
+        ({"log": {**CLICKS, "label": {"column": "C3", "positive": ["buy"]}}}, None),
+    ],
+)
+def test_a_log_of_clicks_needs_other_rows_unless_the_loss_does_not_use_them(
+    tmp_path: Path, sections: dict[str, Any], problem: str | None
+) -> None:
+    values = {**OF_CLICKS, "model": {"architecture": "logistic_regression"}, **sections}
+    path = tmp_path / "clicks.yaml"
+    path.write_text(yaml.safe_dump(values))
+    config = load_config(str(path))
+    check_config(config)
+    if problem is None:
+        check_training(config)
+        return
+    with pytest.raises(ConfigError, match=problem) as caught:
+        check_training(config)
+    assert "negatives" in caught.value.remedy
 
 
 @pytest.mark.parametrize("job", ["build_features", "generate_clicks", "plan_night", "nightly"])

@@ -66,9 +66,9 @@ def make_config(root: Path, **sections: Any) -> Config:
 class EncodedContext:
     """Replaces a workflow: the context values of this lake are encoded already."""
 
-    def raw_columns(self, features: list[str]) -> list[str]:
+    def raw_types(self, features: list[str]) -> dict[str, str]:
         """The features themselves."""
-        return features
+        return dict.fromkeys(features, "string")
 
     def encode_values(self, raw: dict[str, Any], features: list[str]) -> dict[str, Any]:
         """The raw values."""

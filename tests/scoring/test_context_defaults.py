@@ -20,7 +20,8 @@ from tests.etl import cases
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
 TRAIN = DAYS[:3]
-COLUMNS = ["label", "user", "item", "device", "hour", "note", "page"]
+COLUMNS = ["label", "user", "item", "device", "hour", "note", "page", "slot", "price", "loyal", "shown"]
+NUMBERS = {"slot": 7, "price": 1.5, "loyal": 1, "shown": 1_767_225_600_000_000}
 SHOP: dict[str, Any] = {
     "name": "shop",
     "log": {
@@ -32,6 +33,10 @@ SHOP: dict[str, Any] = {
             {"name": "hour", "type": "int"},
             {"name": "note", "type": "string"},
             {"name": "page", "type": "string"},
+            {"name": "slot", "type": "int"},
+            {"name": "price", "type": "float"},
+            {"name": "loyal", "type": "bool"},
+            {"name": "shown", "type": "timestamp"},
         ],
         "label": {"column": "label"},
     },
@@ -39,8 +44,11 @@ SHOP: dict[str, Any] = {
     "features": [
         {"columns": ["user", "item", "device", "note", "page"], "kind": "categorical", "ops": ["categorify"]},
         {"columns": ["hour"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+        {"columns": ["slot", "loyal"], "kind": "categorical", "ops": ["categorify"]},
+        {"columns": ["price"], "kind": "categorical", "ops": [{"bucketize": {"boundaries": [1, 2, 3]}}]},
+        {"columns": ["shown"], "kind": "categorical", "ops": [{"hash_bucket": {"buckets": 10}}]},
     ],
-    "scopes": {"user": ["user"], "item": ["item"], "context": ["device", "hour", "note", "page"]},
+    "scopes": {"user": ["user"], "item": ["item"], "context": ["device", "hour", "note", "page", *NUMBERS]},
     "split": {"by": "day", "train_days": 3, "validation_days": 1, "test_days": 1},
     "quality": {"max_bad_share": 0.5},
 }
@@ -61,6 +69,11 @@ def rows_of(day: int) -> pd.DataFrame:
             "hour": np.where(others, rng.integers(0, 24, rows), hour),
             "note": "",
             "page": "long " * 60,  # the profiles have only its first 200 characters
+            # Numbers that categorical features read. 9 has more rows than each of the texts 7 and 07.
+            "slot": rng.choice(["7", "07", "9"], rows, p=[0.3, 0.3, 0.4]),
+            "price": rng.choice(["1.5", "1.50", "2"], rows, p=[0.3, 0.3, 0.4]),
+            "loyal": rng.choice(["true", "false"], rows, p=[0.7, 0.3]),
+            "shown": rng.choice(["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"], rows, p=[0.8, 0.2]),
         }
     )
 
@@ -87,6 +100,10 @@ def test_columns_without_a_value_have_that_of_most_train_rows(built: tuple[Confi
     every = pd.concat([rows_of(day) for day in range(len(DAYS))])
     expected = {"device": train[train.device != ""].device.mode()[0], "hour": int(train.hour.mode()[0])}
     assert expected == {"device": "mobile", "hour": 19}
+    expected |= {name: train[name].astype(float).mode()[0] for name in ("slot", "price")}
+    expected |= {"loyal": train.loyal.mode()[0] == "true"}
+    expected |= {"shown": int(pd.Timestamp(train.shown.mode()[0]).timestamp() * 1e6)}
+    assert {name: expected[name] for name in NUMBERS} == NUMBERS
     assert (every.device.mode()[0], every.hour.mode()[0]) == ("tablet", 3)  # later days have other values
     assert raw_context(changed(config, note="x", page="p"), model) == {**expected, "note": "x", "page": "p"}
     assert raw_context(changed(config, hour=7, note="x", page="p"), model) == {
@@ -98,7 +115,9 @@ def test_columns_without_a_value_have_that_of_most_train_rows(built: tuple[Confi
     encoded = encoded_context(changed(config, note="x", page="p"), model)
     lake = LakePaths(config.lake)
     assert encoded == encode_context(lake, model, {**expected, "note": "x", "page": "p"})
-    assert encoded != encode_context(lake, model, {"device": "tablet", "hour": 3, "note": "x", "page": "p"})
+    assert encoded != encode_context(
+        lake, model, {**expected, "device": "tablet", "hour": 3, "note": "x", "page": "p"}
+    )
 
 
 def test_a_column_without_any_value_and_a_date_without_a_dataset_have_no_default(
@@ -108,7 +127,7 @@ def test_a_column_without_any_value_and_a_date_without_a_dataset_have_no_default
     model, lake = ModelInfo("", "m1", result.workflow.spec, {}), LakePaths(config.lake)
     with pytest.raises(ConfigError, match=r"columns without a value: \['note', 'page'\]"):
         encoded_context(changed(config), model)
-    with pytest.raises(ConfigError, match=r"columns without a value: \['device', 'hour', 'note', 'page'\]"):
+    with pytest.raises(ConfigError, match=r"columns without a value: \['device', 'hour', 'loyal', 'note', "):
         encode_context(lake, model, {}, TrainingRows(config.name, "2026-01-04"))
     with pytest.raises(ConfigError, match=r"other names: \['weather'\]"):
         encoded_context(changed(config, note="x", page="p", weather="rain"), model)

@@ -26,7 +26,7 @@ from scoring.delivery import publish_limits
 from scoring.model import context_features
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, read_dataset
-from storage.manifest import Manifest, data_files, read_manifest
+from storage.manifest import Manifest, data_files, is_published, read_manifest
 from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import CONTEXT, ReferenceScores
@@ -468,3 +468,16 @@ def test_a_first_model_is_not_promoted_by_a_test_day_that_measures_nothing(
     with pytest.raises(DataError, match=rf"so m2 cannot become the first champion\n.*{remedy}"):
         evaluate_model(RunContext("test", config, DAY_AFTER))
     assert champion_as_of(LakePaths(config.lake), "toy", DAY_AFTER) is None
+
+
+def test_lists_without_any_entry_are_not_published(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reference: ReferenceScores, without_workflow: None
+) -> None:
+    config = publish_lake(tmp_path / "lake", reference)
+    for job in (evaluate_model, build_candidates):
+        job(RunContext("test", config, RUN_DATE))
+    score_lists = score_stage.score_lists
+    monkeypatch.setattr(score_stage, "score_lists", lambda *inputs: score_lists(*inputs).slice(0, 0))
+    with pytest.raises(DataError, match=r"none of the \d+ users has an item in a list"):
+        score_daily(RunContext("test", config, RUN_DATE))
+    assert not is_published(LakePaths(config.lake).recommendations.partition(RUN_DATE))

@@ -20,7 +20,10 @@ from jobs.build_features import run as build_features
 from jobs.evaluate_model import run as evaluate_model
 from jobs.measure_recommendations import run as measure_recommendations
 from jobs.score_daily import run as score_daily
+from scoring.candidates.candidate_tables import last_counted_days, require_clicks_in_windows
 from scoring.model import context_features
+from spark.choose_workers import stay_in_process
+from storage.dataset import Dataset, Member, read_dataset
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
@@ -484,3 +487,105 @@ def test_the_days_of_windows_are_those_of_the_files(tmp_path: Path, zone: str) -
     assert keys == ["evening_07", "evening_08", "morning_07", "morning_08"]
     lists = read_rows(lake.candidates(version).partition(dates[-1])).candidates
     assert [[keys[index] for index in indices] for indices in lists] == [["evening_08", "morning_08"]] * 6
+
+
+def divided(folder: Path, splits: list[str], days: int) -> Config:
+    """One file of 20 rows: 8 train rows on three days, and all others later. On the third, only one of 4 is a click.
+
+    Of the train rows, i1 has the most clicks on the first day, i2 on the second, i3 on the third.
+    """
+    chosen = [["i1", "i1", "i1"], ["i2", "i2"], ["i3", "i1", "i2"], ["i4"] * 7, ["i5"] * 5]
+    lines = [
+        f"2026-01-0{day + 1}T0{place}:00:00Z,u{place % 3},{item},{int(day != 2 or item == 'i3')}"
+        for day, items in enumerate(chosen)
+        for place, item in enumerate(items)
+    ]
+    (folder / "log.csv").write_text("\n".join(["time,user,item,label", *lines, ""]))
+    columns = {"time": "timestamp", "user": "string", "item": "string", "label": "int"}
+    return Config.model_validate(
+        {
+            "name": "divided",
+            "lake": str(folder / "lake"),
+            "log": {
+                "path": f"{folder}/log.csv",
+                "format": "csv",
+                "columns": [{"name": name, "type": kind} for name, kind in columns.items()],
+                "label": {"column": "label"},
+                "event_time": {"column": "time"},
+            },
+            "keys": {"user": "user", "item": "item"},
+            "features": [
+                {
+                    "columns": ["user", "item"],
+                    "kind": "categorical",
+                    "ops": [{"categorify": {"min_count": 1}}],
+                }
+            ],
+            "scopes": {"user": ["user"], "item": ["item"]},
+            "split": {"by": "fraction", "train": 0.4, "validation": 0.35},
+            "model": {"architecture": "logistic_regression"},
+            "candidates": {
+                "sources": [{"source": "popular", "n": 1, "window_days": days}],
+                "splits": splits,
+                "active_days": days,
+                "exclude_clicked": [],
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "splits, days, item, active",
+    [
+        (["train"], 1, "i3", ["i1", "i2", "i3"]),
+        (["train"], 3, "i1", ["i1", "i2", "i3"]),
+        (["train", "validation"], 1, "i4", ["i4"]),
+        (["train", "validation", "test"], 1, "i5", ["i5"]),
+    ],
+)
+def test_windows_over_a_divided_log_end_with_the_rows_that_sources_count(
+    tmp_path: Path, splits: list[str], days: int, item: str, active: list[str]
+) -> None:
+    """The run date is some days after the last row of the log, and later than the train rows."""
+    config = divided(tmp_path, splits, days)
+    build_features(RunContext("features", config, "2026-01-08", open_session=no_session))
+    summary = build_candidates(RunContext("lists", config, "2026-01-08", open_session=no_session))
+    lake, version = LakePaths(config.lake), summary.facts["workflow_version"]
+    keys = read_rows(lake.candidate_items(version).partition("2026-01-08")).item_key.tolist()
+    assert keys == active
+    lists = read_rows(lake.candidates(version).partition("2026-01-08")).candidates
+    assert {tuple(keys[index] for index in indices) for indices in lists} == {(item,)}
+
+
+def test_a_window_without_a_click_is_an_error(tmp_path: Path) -> None:
+    config = divided(tmp_path, ["train"], 1)
+    lines = (tmp_path / "log.csv").read_text().replace(",i3,1", ",i3,0")
+    (tmp_path / "log.csv").write_text(lines)
+    build_features(RunContext("features", config, "2026-01-08", open_session=no_session))
+    message = (
+        r"sources\.popular\.window_days=1 counts the clicks from 2026-01-03 to 2026-01-03, but the splits "
+        r"\['train'\] have no click on these days: the last click is of 2026-01-02"
+    )
+    with pytest.raises(DataError, match=message):
+        build_candidates(RunContext("lists", config, "2026-01-08", open_session=no_session))
+    early = RunContext("lists", config, "2025-12-31", open_session=no_session)
+    stay_in_process(early, 20)
+    dataset = read_dataset(LakePaths(config.lake), "2026-01-08")
+    with pytest.raises(DataError, match=r"no row of the splits .* is of 2025-12-31 or an earlier day"):
+        last_counted_days(early, dataset, ["train"])
+
+
+def test_days_without_clicks_are_known_from_the_dataset_of_a_log_by_day() -> None:
+    config = make_config(Path("lake"), candidates={"sources": [{"source": "popular", "window_days": 3}]})
+    members = [Member(day, "", None, clicks) for day, clicks in zip(DAYS, (5, 0, 3, 0), strict=True)]
+    dataset = Dataset(DAYS[-1], "w1", {"train": (*members[:2],), "test": (*members[2:],)}, "fit")
+    context = RunContext("lists", config, DAYS[-1])
+    assert last_counted_days(context, dataset, ["train"]) == (DAYS[-1], DAYS[0])
+    assert last_counted_days(context, dataset, ["train", "test"]) == (DAYS[-1], DAYS[2])
+    require_clicks_in_windows(config.candidates, DAYS[-1], DAYS[1])
+    with pytest.raises(DataError, match=f"the last click is of {DAYS[0]}"):
+        require_clicks_in_windows(config.candidates, DAYS[-1], DAYS[0])
+    with pytest.raises(DataError, match="there is no click at all"):
+        require_clicks_in_windows(config.candidates, DAYS[-1], None)
+    of_earlier_release = Dataset(DAYS[-1], "w1", {"train": (Member(DAYS[0], "", None),)}, "fit")
+    assert last_counted_days(context, of_earlier_release, ["train"]) == (DAYS[-1], DAYS[-1])

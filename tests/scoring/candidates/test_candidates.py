@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from conf.types import Candidates
 from scoring.candidates.build import make_candidates
 from scoring.candidates.candidate_items import available_items, number_items
 from scoring.candidates.candidate_tables import sold_out
-from scoring.candidates.clicks import clicked_items, observed_items, within
+from scoring.candidates.clicks import clicked_items, last_days, observed_items, within
 from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import allowed, popular_items, popularity
@@ -72,6 +73,21 @@ def excluding(tables: tuple[Any, Any, Any], clicked: bool) -> Exclusions:
     """Exclusions of all users, with clicked items or without."""
     users, items, rows = tables
     return exclude(users, items, clicked_items(rows, items) if clicked else None, [])
+
+
+@BOTH_FORMS
+def test_the_last_days_with_a_row_and_with_a_click_are_local_days(
+    spark: SparkSession, as_rows: AsRows
+) -> None:
+    """A row of the next day in Tokyo, two hours after the last click, and one after the run date."""
+    times = [("2026-01-05T14:00:00+00:00", 1.0), ("2026-01-05T16:00:00+00:00", 0.0)]
+    times.append(("2026-01-09T00:00:00+00:00", 1.0))
+    rows = [(int(datetime.fromisoformat(time).timestamp()) * 1_000_000, label) for time, label in times]
+    log = as_rows(spark.createDataFrame(rows, "event_time long, label float"))
+    assert last_days(log, "2026-01-08", "Asia/Tokyo") == ("2026-01-06", "2026-01-05")
+    assert last_days(log, "2026-01-08", "UTC") == ("2026-01-05", "2026-01-05")
+    assert last_days(log, "2026-01-09", "UTC") == ("2026-01-09", "2026-01-09")
+    assert last_days(log, "2026-01-04", "UTC") == (None, None)
 
 
 def lists_of(

@@ -14,6 +14,7 @@ import pytest
 from scipy.optimize import minimize
 
 from conf.load import load_config
+from scoring.candidates import candidate_tables
 from scoring.evaluation import blend_fit
 from scoring.evaluation.blend_fit import (
     BLEND,
@@ -249,10 +250,13 @@ def test_windows_end_on_the_local_day_of_the_last_train_row(
     times = [datetime(2026, 1, 9, hour, 30, tzinfo=UTC) for hour in (3, 1)]
     if zone == "Asia/Tokyo":
         times.append(datetime(2026, 1, 9, 15, 0, tzinfo=UTC))
-    rows = pa.table({"event_time": pa.array([int(time.timestamp()) * 1_000_000 for time in times])})
-    monkeypatch.setattr(blend_fit, "candidate_rows", lambda *_: rows)
+    times.append(datetime(2026, 2, 1, tzinfo=UTC))  # a wrong time, later than the run date
+    events = pa.array([int(time.timestamp()) * 1_000_000 for time in times])
+    rows = pa.table({"event_time": events, "label": pa.array([0.0] * len(times), pa.float32())})
+    monkeypatch.setattr(candidate_tables, "candidate_rows", lambda *_: rows)
     config = SimpleNamespace(split=SimpleNamespace(by="fraction"), log=SimpleNamespace(time_zone=zone))
-    assert blend_fit.counted_until(cast(Any, SimpleNamespace(config=config)), cast(Any, None)) == expected
+    context = SimpleNamespace(config=config, run_date="2026-01-12")
+    assert blend_fit.counted_until(cast(Any, context), cast(Any, None)) == expected
 
 
 @pytest.mark.parametrize(
