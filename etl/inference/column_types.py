@@ -43,6 +43,13 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%Y-%m-%d %H:%M:%S UTC", "timestamp"),
     ("%Y-%m-%d %H:%M:%S %z", "timestamp"),
     ("%m/%d/%Y %I:%M:%S %p", "timestamp"),
+    ("%d/%m/%Y %I:%M:%S %p", "timestamp"),
+    ("%m/%d/%Y %I:%M %p", "timestamp"),
+    ("%d/%m/%Y %I:%M %p", "timestamp"),
+    ("%m/%d/%y %I:%M:%S %p", "timestamp"),
+    ("%d/%m/%y %I:%M:%S %p", "timestamp"),
+    ("%m/%d/%y %I:%M %p", "timestamp"),
+    ("%d/%m/%y %I:%M %p", "timestamp"),
     ("%d/%m/%Y %H:%M:%S", "timestamp"),
     ("%m/%d/%Y %H:%M:%S", "timestamp"),
     ("%d/%m/%Y %H:%M", "timestamp"),
@@ -281,6 +288,12 @@ def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledC
         values = pc.cast(values, pa.string())
     if pa.types.is_null(values.type):
         values = pc.cast(values, pa.string())
+    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        values = _texts_of_bytes(values)
+    if pa.types.is_decimal128(values.type) and values.type.scale == 0:
+        values = _whole_decimals(values)
+    if pa.types.is_float32(values.type) or pa.types.is_float64(values.type):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
     if pa.types.is_string(values.type):
         is_json = sample.format == "jsonl"
         return _text_column(name, values, in_text_file=sample.is_text, has_number_texts=is_json)
@@ -298,12 +311,31 @@ def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledC
     return replace(column, unit=_unit(name, column, values.drop_null())) if kind == "int" else column
 
 
+def _texts_of_bytes(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns bytes as texts, as Parquet logs are read; unchanged if some of them are not UTF-8."""
+    try:
+        return pc.cast(values, pa.string())
+    except pa.ArrowInvalid:
+        return values
+
+
+def _whole_decimals(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns decimals without digits after the point as integers, or as texts beyond 64 bits.
+
+    Databases write integers as such decimals.
+    """
+    try:
+        return pc.cast(values, pa.int64())
+    except pa.ArrowInvalid:
+        return pc.cast(pc.cast(values, pa.decimal128(38, 0)), pa.string())
+
+
 def _native_type(kind: pa.DataType) -> ColumnType | None:
     tests: tuple[tuple[ColumnType, bool], ...] = (
         ("bool", pa.types.is_boolean(kind)),
         ("int", pa.types.is_integer(kind)),
         ("float", pa.types.is_floating(kind)),
-        ("decimal", pa.types.is_decimal(kind)),
+        ("decimal", pa.types.is_decimal128(kind)),
         ("timestamp", pa.types.is_timestamp(kind)),
         ("date", pa.types.is_date(kind)),
         ("time", pa.types.is_time(kind)),
@@ -322,8 +354,8 @@ def _text_column(
 ) -> SampledColumn:
     """Infers the type of a column of strings.
 
-    In formats with typed columns, a string can only be a time, a list or a text. In JSON lines, it can also
-    be a number with decimals.
+    In formats with typed columns, a string can only be a flag, a time, a list or a text. In JSON lines, it
+    can also be a number with decimals.
     """
     values, null_texts = _without_nulls(values, in_text_file=in_text_file)
     filled = values.drop_null()
@@ -334,6 +366,8 @@ def _text_column(
     probe = filled.combine_chunks().unique()[:_PROBED]
     if in_text_file and (typed := _number_or_bool(name, column, probe)) is not None:
         return typed
+    if not in_text_file and (_are_bools(column, probe) or probe.to_pylist() in (["0", "1"], ["1", "0"])):
+        return replace(column, type="bool")
     if has_number_texts and _is_float(probe):
         return replace(column, type="float")
     if (in_text_file or has_number_texts) and _has_decimal_commas(probe):
@@ -354,7 +388,7 @@ def _text_column(
 
 def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> SampledColumn | None:
     """Returns the column with the type int, float, bool, date or timestamp; None if no type fits."""
-    if column.distinct <= 2 and set(pc.utf8_lower(probe).to_pylist()) <= set(_BOOLS):
+    if _are_bools(column, probe):
         return replace(column, type="bool")
     if pc.any(pc.match_substring_regex(probe, _LEADING_ZERO)).as_py():
         return None
@@ -368,6 +402,11 @@ def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> Sample
     return replace(column, type="float") if _is_float(probe) else None
 
 
+def _are_bools(column: SampledColumn, probe: pa.Array) -> bool:
+    """Returns whether a column has only texts such as `true`, `N` or `yes`."""
+    return column.distinct <= 2 and set(pc.utf8_lower(probe).to_pylist()) <= set(_BOOLS)
+
+
 def _is_float(probe: pa.Array) -> bool:
     return _matching(probe, _FLOAT) and not _matching(probe, _DIGITS_ONLY)
 
@@ -379,9 +418,12 @@ def _has_decimal_commas(probe: pa.Array) -> bool:
 
 
 def _without_nulls(values: pa.ChunkedArray, *, in_text_file: bool) -> tuple[pa.ChunkedArray, tuple[str, ...]]:
-    """Returns the values, with null in place of texts that stand for null, and the list of these texts."""
+    """Returns the values, with null in place of texts that stand for null, and the list of these texts.
+
+    In files with typed columns, only the empty text means null.
+    """
     if not in_text_file:
-        return values, ()
+        return pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values), ()
     present = [text for text in NULL_TEXTS if pc.any(pc.equal(values, text)).as_py()]
     tokens = ["", *present]
     probe = values.filter(pc.invert(pc.is_in(values, pa.array(tokens)))).combine_chunks().unique()[:_PROBED]

@@ -303,7 +303,7 @@ def ask_for_unread_time(log: NewLog, questions: Questions) -> None:
         for one in others
         if _TIME_NAME.search(plain_name(one.source))
         and not _OTHER_TIME_NAME.search(plain_name(one.source))
-        and not (one.is_time or one.is_time_of_day or one.is_list)
+        and not (one.is_time or one.is_time_of_day or (one.is_list and one.separator is None))
         and one.distinct > 1
     ]
     if log.time is not None or not unread:

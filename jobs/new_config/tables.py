@@ -189,7 +189,7 @@ def _with_ids(column: SampledColumn, *, is_key: bool = False) -> SampledColumn:
         column: any column.
         is_key: whether the column certainly has the ids of users or items, whatever its name is.
     """
-    if column.type != "float" or column.has_comma or not (is_key or is_key_name(column.source)):
+    if column.type not in ("float", "decimal") or column.has_comma or not (is_key or is_key_name(column.source)):
         return column
     if pa.types.is_string(column.values.type):
         return replace(column, type="string")

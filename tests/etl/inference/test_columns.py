@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from etl.inference.column_types import (
     SampledColumn,
@@ -55,6 +58,9 @@ TIMES = pd.to_datetime(SECONDS, unit="s")
         (TIMES.strftime("%d.%m.%y"), "date", "%d.%m.%y"),
         (TIMES.strftime("%m/%d/%y %H:%M"), "timestamp", "%m/%d/%y %H:%M"),
         (TIMES.strftime("%d.%m.%y %H:%M:%S"), "timestamp", "%d.%m.%y %H:%M:%S"),
+        (TIMES.strftime("%m/%d/%Y %I:%M %p"), "timestamp", "%m/%d/%Y %I:%M %p"),
+        (TIMES.strftime("%m/%d/%y %I:%M:%S %p"), "timestamp", "%m/%d/%y %I:%M:%S %p"),
+        (TIMES.strftime("%m/%d/%y %I:%M %p"), "timestamp", "%m/%d/%y %I:%M %p"),
     ],
 )
 def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind: str, notation: str) -> None:
@@ -64,6 +70,28 @@ def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind
     parsed = pd.to_datetime(values, format=None if notation == "iso" else notation, utc=True)
     expected = np.unique(parsed.astype("datetime64[us, UTC]").astype(np.int64))
     assert np.unique(micros_of(column)).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "values, kind, expected",
+    [
+        (pa.array([Decimal(one) for one in (7, 8, 9)], pa.decimal128(38, 0)), "int", [7, 8, 9]),
+        (pa.array([Decimal(10**30)] * 3, pa.decimal128(38, 0)), "string", ["1" + "0" * 30] * 3),
+        (pa.array([Decimal("1.50")] * 3, pa.decimal128(9, 2)), "decimal", [Decimal("1.50")] * 3),
+        (pa.array([b"a", None, "ü".encode()]), "string", ["a", None, "ü"]),
+        (pa.array([b"a", b"a", b"\xff"]), None, []),
+        (pa.array([1.0, np.nan, None]), "float", [1.0, None, None]),
+        (pa.array(["Y", "N", ""]), "bool", ["Y", "N", None]),
+        (pa.array(["0", "1", "1"]), "bool", ["0", "1", "1"]),
+        (pa.array(["1", "2", "1"]), "string", ["1", "2", "1"]),
+    ],
+    ids=["decimal", "long", "fraction", "bytes", "no text", "nan", "yes", "digits", "texts"],
+)
+def test_types_of_parquet(tmp_path: Path, values: pa.Array, kind: str | None, expected: list[object]) -> None:
+    pq.write_table(pa.table({"x": values}), tmp_path / "log.parquet")
+    columns = sampled_columns(read_sample(find_table(str(tmp_path / "log.parquet"))))
+    assert [column.type for column in columns] == ([] if kind is None else [kind])
+    assert [value for column in columns for value in column.values.to_pylist()] == expected
 
 
 @pytest.mark.parametrize("place", [0, 3, 200])
