@@ -282,18 +282,7 @@ def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
 
 
 def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledColumn | None:
-    if pa.types.is_dictionary(values.type):
-        values = pc.cast(values, values.type.value_type)
-    if pa.types.is_large_string(values.type):
-        values = pc.cast(values, pa.string())
-    if pa.types.is_null(values.type):
-        values = pc.cast(values, pa.string())
-    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
-        values = _texts_of_bytes(values)
-    if pa.types.is_decimal128(values.type) and values.type.scale == 0:
-        values = _whole_decimals(values)
-    if pa.types.is_float32(values.type) or pa.types.is_float64(values.type):
-        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    values = _plain_values(values)
     if pa.types.is_string(values.type):
         is_json = sample.format == "jsonl"
         return _text_column(name, values, in_text_file=sample.is_text, has_number_texts=is_json)
@@ -309,6 +298,22 @@ def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledC
         timed = replace(column, type="int", values=whole, unit=_unit(name, column, whole.drop_null()))
         return column if timed.unit is None else timed
     return replace(column, unit=_unit(name, column, values.drop_null())) if kind == "int" else column
+
+
+def _plain_values(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns values without dictionaries and large texts, with texts and integers as jobs read them."""
+    if pa.types.is_dictionary(values.type):
+        values = pc.cast(values, values.type.value_type)
+    kind = values.type
+    if pa.types.is_large_string(kind) or pa.types.is_null(kind):
+        return pc.cast(values, pa.string())
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _texts_of_bytes(values)
+    if pa.types.is_decimal128(kind) and kind.scale == 0:
+        return _whole_decimals(values)
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return pc.if_else(pc.is_nan(values), pa.scalar(None, kind), values)
+    return values
 
 
 def _texts_of_bytes(values: pa.ChunkedArray) -> pa.ChunkedArray:

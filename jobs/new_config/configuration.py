@@ -22,7 +22,7 @@ from etl.inference.roles import (
     title_by_values,
     title_of,
 )
-from etl.inference.sample import without_days
+from etl.inference.table_files import without_days
 from jobs.new_config.log_columns import (
     NewConfig,
     NewLog,

@@ -27,7 +27,8 @@ from etl.inference.column_types import (
     whole_numbers,
 )
 from etl.inference.roles import is_id_name, is_key_name, with_lists_of_items
-from etl.inference.sample import TableSample, find_table, read_sample
+from etl.inference.sample import TableSample, read_sample
+from etl.inference.table_files import find_table
 from etl.raw.text_values import integers, numbers, text_lists
 from etl.readers.jsonl import refuse_names_with_points
 
@@ -189,7 +190,8 @@ def _with_ids(column: SampledColumn, *, is_key: bool = False) -> SampledColumn:
         column: any column.
         is_key: whether the column certainly has the ids of users or items, whatever its name is.
     """
-    if column.type not in ("float", "decimal") or column.has_comma or not (is_key or is_key_name(column.source)):
+    has_fractions = column.type in ("float", "decimal") and not column.has_comma
+    if not has_fractions or not (is_key or is_key_name(column.source)):
         return column
     if pa.types.is_string(column.values.type):
         return replace(column, type="string")

@@ -21,7 +21,8 @@ from etl.inference.column_types import (
     unique_names,
 )
 from etl.inference.roles import Roles, possible_events, possible_keys, roles_of
-from etl.inference.sample import find_table, read_sample
+from etl.inference.sample import read_sample
+from etl.inference.table_files import find_table
 
 N = 400
 RNG = np.random.default_rng(7)
