@@ -63,7 +63,7 @@ def find_table(location: str) -> RawPath:
     files = _files(location)
     if not files:
         raise ConfigError(f"there is no file at {location}", "pass the path of a file, a folder or a glob")
-    days = {_day_of(name) for name in files}
+    days = {day_of_file(name) for name in files}
     if has_date(location) or (len(days) > 1 and None not in days):
         return _by_day(location, files)
     if len(files) == 1:
@@ -105,7 +105,7 @@ def _files(location: str) -> tuple[str, ...]:
 
 def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
     """Returns the files with a common pattern, which has `{date}` in place of the day in their names."""
-    days = sorted({day for name in files if (day := _day_of(name)) is not None})
+    days = sorted({day for name in files if (day := day_of_file(name)) is not None})
     if has_date(location):
         return RawPath(location, files, tuple(days))
     templates = sorted({_with_date_key(name) for name in files})
@@ -144,7 +144,7 @@ def _common_pattern(templates: Sequence[str]) -> str | None:
     return heads.pop() + "/".join(parts)
 
 
-def _day_of(name: str) -> str | None:
+def day_of_file(name: str) -> str | None:
     """Returns the last day in the name of a file, as YYYY-MM-DD; None if the name has no date."""
     last = _last_day(name)
     return None if last is None else "-".join(last[0].groups())

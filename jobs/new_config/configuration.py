@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.names import with_any_date
 from conf.raw_types import UTF8
 from conf.types import LastValues
-from etl.inference.column_types import depends_on, has_local_times
+from etl.inference.column_types import depends_on, has_local_times, zone_of_days
 from etl.inference.roles import (
     has_addresses,
     image_of,
@@ -129,7 +129,7 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
             )
     name = wishes.name or _name_of(wishes.log)
     config.choose(f"name: {name}", "the name of the log's file" if wishes.name is None else "--name")
-    _add_tables(name, wishes, log, joined, config)
+    _add_tables(name, _zone(wishes, log, questions, config), wishes, log, joined, config)
     _split(log, config)
     _features(log, joined, config)
     _model(log, config)
@@ -211,7 +211,10 @@ def _name_of(location: str) -> str:
     return "log"
 
 
-def _add_tables(name: str, wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig) -> None:
+def _add_tables(
+    name: str, zone: str, wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig
+) -> None:
+    """Adds the sections of the tables, and of the keys. `zone` is the time zone of the log."""
     sections = config.sections
     sections["name"] = name
     sections["data"] = ""  # reserves the position; `_use_data_folder` sets the value
@@ -231,7 +234,9 @@ def _add_tables(name: str, wishes: Wishes, log: NewLog, joined: _Joined, config:
     attributes = _attributes_of_log(log, joined)
     earlier = [one.column for one in _features_of_earlier_events(log, joined)]
     others = [*attributes, *(one for one in earlier if one not in attributes)]
-    log_section: dict[str, Any] = log.table.section([*used, *others], _zone(wishes, log))
+    log_section: dict[str, Any] = log.table.section(
+        [*used, *others], zone if zone != "UTC" and log.time is not None else None
+    )
     if log.label_column is not None:
         log_section["label"] = _label(log.label_column, log)
     if log.time is not None:
@@ -324,8 +329,23 @@ def _use_data_folder(config: NewConfig) -> None:
             table["path"] = "{data}" + whole[id(table)][len(common.rstrip("/")) :]
 
 
-def _zone(wishes: Wishes, log: NewLog) -> str | None:
-    return wishes.time_zone if wishes.time_zone != "UTC" and log.time is not None else None
+def _zone(wishes: Wishes, log: NewLog, questions: Questions, config: NewConfig) -> str:
+    """Returns the time zone of the log. Asks if many rows are on other days than their files in UTC."""
+    if wishes.time_zone != "UTC" or log.time is None or log.time_of_day is not None or not _is_by_day(log):
+        return wishes.time_zone
+    days = zone_of_days(log.time.sampled, log.table.sample)
+    if days is None:
+        return wishes.time_zone
+    outside = f"{days.outside:.0%} of the rows are not on the UTC day of their file"
+    if days.stored is not None:
+        config.choose(f"log.time_zone: {days.stored}", f"the zone of {log.time.sampled.source}; {outside}")
+        return days.stored
+    zone = questions.choose(
+        f"In which time zone do the days of the files begin? {outside}.",
+        [*days.zones, "UTC"],
+    )
+    config.choose(f"log.time_zone: {zone}", outside)
+    return zone
 
 
 def _attributes_of_log(log: NewLog, joined: _Joined) -> list[NamedColumn]:

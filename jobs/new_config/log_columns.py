@@ -351,6 +351,8 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     items, item_why = _possible(table, roles, "item", wishes.items, user)
     item = chosen(wishes.item, items, "Which column has the item?")
     time, time_of_day = _times_of(wishes.time, table, roles)
+    time = _with_order_of_dates(time, questions)
+    table = _with_column(table, time)
     label = _chosen_label(wishes.label, table, roles.label, (user, item, time, time_of_day), questions)
     label = _with_items(_with_other_events(label, questions), item, wishes, questions)
     if sample.has_names and not sample.has_displays:
@@ -408,6 +410,18 @@ def _times_of(
         times, of_day = dates, times[0]
     time = table.column(times[0].source) if times else None
     return time, None if of_day is None else table.column(of_day.source)
+
+
+def _with_order_of_dates(time: NamedColumn | None, questions: Questions) -> NamedColumn | None:
+    """Returns the column of the time. Asks whether its dates begin with the day or with the month."""
+    if time is None or time.sampled.other_format is None:
+        return time
+    column = time.sampled
+    chosen = questions.choose(
+        f"How are the times of {column.source} written, such as {column.examples[0]!r}?",
+        [column.format, str(column.other_format)],
+    )
+    return replace(time, sampled=replace(column, format=chosen, other_format=None))
 
 
 def _dates(time: NamedColumn | None, time_of_day: NamedColumn | None) -> NamedColumn | None:

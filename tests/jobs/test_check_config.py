@@ -85,3 +85,25 @@ def test_days_of_another_time_zone_have_a_remedy(hourly: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "have times on other days than their files in the time zone Asia/Tokyo" in shown
     assert "set log.time_zone, such as log.time_zone=America/New_York" in shown
+
+
+def test_init_asks_for_the_zone_and_the_order_of_dates(
+    hourly: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files of one day lack the rows that show the order of day and month."""
+    capsys.readouterr()
+    for path in hourly.glob("log/*/*.csv"):
+        frame = pd.read_csv(path)
+        times = pd.to_datetime(frame["time"]).dt.tz_convert("Asia/Tokyo") - pd.Timedelta("9h")
+        frame["time"] = [time.isoformat() for time in times]
+        frame.to_csv(path, index=False)
+    assert init.main(["log", "--yes", "--name", "zone"]) == 0
+    assert yaml.safe_load(Path("zone.yaml").read_text())["log"]["time_zone"] == "Asia/Tokyo"
+    question = json.loads(capsys.readouterr().out.splitlines()[-1])["questions"][0]
+    assert question.startswith("In which time zone do the days of the files begin?")
+    one = pd.DataFrame({"when": ["02/01/2026 10:00", "02/01/2026 11:00"] * 60, "user": range(120), "item": 1})
+    one.assign(user=one["user"] % 30, item=one.index % 40).to_csv("one.csv", index=False)
+    assert init.main(["one.csv", "--yes"]) == 0
+    question = json.loads(capsys.readouterr().out.splitlines()[-1])["questions"][0]
+    assert "How are the times of when written" in question
+    assert "%d/%m/%Y %H:%M was taken; other possible answers: %m/%d/%Y %H:%M" in question
