@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
-from conf.raw_types import fits_column
+from conf.names import fits_column
 from nightrank.frame_training import read_labels
 from nightrank.spark_frames import AnyFrame, local_table
 

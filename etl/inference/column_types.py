@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -361,6 +362,31 @@ def whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if (floats != np.floor(floats)).any() or (np.abs(floats) >= most).any():
         return None
     return pc.cast(values, pa.int64())
+
+
+def is_grouped(column: SampledColumn) -> bool:
+    """Returns whether all rows with the same value are adjacent."""
+    codes = column.values.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    return 1 + int(np.count_nonzero(codes[1:] != codes[:-1])) == column.distinct
+
+
+def has_midnights(column: SampledColumn) -> bool:
+    """Returns whether a column stores dates as timestamps: as local times that are all at midnight."""
+    kind = column.values.type
+    if not pa.types.is_timestamp(kind) or kind.tz is not None:
+        return False
+    return bool((micros_of(column) % _DAY_MICROS == 0).all())
+
+
+def plain_name(source: str) -> str:
+    """Returns the name of a column in lower case, without accents, and with one underscore between words."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", source)
+    letters = "".join(
+        char
+        for char in unicodedata.normalize("NFKD", spaced.lower())
+        if not "\u0300" <= char <= "\u036f"  # leaves out accents, which NFKD separates from letters
+    )
+    return re.sub(r"[\W_]+", "_", unicodedata.normalize("NFC", letters)).strip("_")
 
 
 def depends_on(column: SampledColumn, key: SampledColumn) -> bool:

@@ -255,9 +255,15 @@ def _label(column: NamedColumn, log: NewLog) -> dict[str, Any]:
 
     With `weights`, rows of events that are not listed are left out.
     """
-    guess, section = log.label, {"column": column.name}
+    guess = log.label
+    section: dict[str, Any] = {"column": column.name}
+    if guess.has_empty:
+        section["rows_without_value"] = "not_clicked"
     if guess.positive_at_least is not None:
         return {**section, "positive_at_least": round(guess.positive_at_least, 6)}
+    if guess.has_empty:
+        events = {"positive": list(guess.weights)} if guess.weights else {}
+        return {**section, **events}
     if not guess.weights:
         return section
     events = {**section, "positive": list(guess.weights)}
@@ -269,7 +275,8 @@ def _label(column: NamedColumn, log: NewLog) -> dict[str, Any]:
 
 def _limit_of_rejected(log: NewLog, config: NewConfig) -> None:
     """Sets `quality.max_bad_share` if many rows of the sample have no item, time or label."""
-    needed = [one for one in (log.item, *log.times, log.label_column) if one is not None]
+    label = None if log.label.has_empty else log.label_column
+    needed = [one for one in (log.item, *log.times, label) if one is not None]
     missing = {one.sampled.source: share_without(one.sampled, log.label) for one in needed}
     source, share = max(missing.items(), key=lambda entry: entry[1], default=("", 0.0))
     total = min(sum(missing.values()), 1.0)
@@ -706,6 +713,9 @@ def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, want
         config.choose("no lists", "no columns look like a user and an item (--user, --item)")
         return
     filters = _stock_filters(log.item.name, joined, config)
+    if log.label.has_shown and log.label.positive_at_least is not None:
+        # A label by `positive_at_least` is taken for that of a log of choices, such as ratings.
+        filters = {"repeats": "unclicked", **filters}
     if wants_repeats:
         filters = {"repeats": "all", **filters}
         config.choose("candidates.repeats: all", "users choose the same items again")

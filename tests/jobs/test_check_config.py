@@ -107,3 +107,18 @@ def test_init_asks_for_the_zone_and_the_order_of_dates(
     question = json.loads(capsys.readouterr().out.splitlines()[-1])["questions"][0]
     assert "How are the times of when written" in question
     assert "%d/%m/%Y %H:%M was taken; other possible answers: %m/%d/%Y %H:%M" in question
+
+
+@pytest.mark.parametrize("click", ["1", "x", "Y"])
+def test_rows_without_a_value_of_the_label_are_not_clicked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], click: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.arange(400)
+    frame = pd.DataFrame({"user_id": rows % 30, "item_id": rows * 7 % 40, "clicked": ""})
+    frame.loc[rows % 5 == 0, "clicked"] = click
+    frame.to_csv("log.csv", index=False)
+    assert init.main(["log.csv", "--yes"]) == 0
+    assert check_config.main(["--config", "log.yaml", "--run-date", DAYS[-1]]) == 0
+    counts = capsys.readouterr().out.split(f"\n  {DAYS[-1]} ")[1].split("\n")[0].split()
+    assert counts[2:] == ["400", "80", "0", "0", "0"]
