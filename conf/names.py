@@ -17,6 +17,8 @@ from conf.messages import is_printable
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LONGEST_COLUMN = 128
+_RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
+_MOST_NAMES = 10_000  # largest number of names of one range
 
 # URI schemes of lakes and of raw data. On these stores, storage.file_io can replace a file atomically.
 SCHEMES = ("", "file", "s3", "s3a", "hdfs", "gs", "abfss", "abfs", "az")
@@ -265,3 +267,24 @@ def split_table_path(path: str) -> tuple[tuple[str, ...], tuple[tuple[str, str],
         raise ValueError(f"{path!r} is not a table of Spark's catalogue: {_HELP}")
     parts = tuple(quoted or plain for quoted, plain in _PART.findall(name))
     return parts, tuple((match[1], match[2]) for match in matches if match)
+
+
+def expand_range(name: str) -> list[str]:
+    """Expands a range in a name: `C{1..3}` becomes `[C1, C2, C3]`, and `C1` becomes `[C1]`."""
+    match = _RANGE.search(name)
+    if match is None:
+        return [name]
+    first, last = int(match[1]), int(match[2])
+    if not 0 <= last - first < _MOST_NAMES:
+        raise ValueError(
+            f"{name!r}: a range must ascend, as in {{1..13}}, and have at most {_MOST_NAMES} numbers"
+        )
+    return [f"{name[: match.start()]}{i}{name[match.end() :]}" for i in range(first, last + 1)]
+
+
+def fits_column(name: str) -> bool:
+    """Returns whether a raw column or a feature may have this name.
+
+    Names that begin with an underscore are reserved for internal columns.
+    """
+    return name not in ("", "*") and not name.startswith("_") and "." not in name and "`" not in name

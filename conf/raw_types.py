@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,6 +23,8 @@ from conf.names import (
     PlainText,
     RawLocation,
     column_name,
+    expand_range,
+    fits_column,
     has_date,
     split_table_path,
 )
@@ -53,8 +54,6 @@ TIME_TYPES = ("date", "timestamp", "time")
 NUMBER_TYPES = ("int", "float", "decimal")
 LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
-_RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
-_MOST_NAMES = 10_000  # largest number of names of one range
 MAX_EXPANSION = 200.0  # default limit of a file's decompressed bytes per compressed byte
 
 # The allowed separators. Letters, digits, signs and quotes cannot separate values, because they are parts of
@@ -104,27 +103,6 @@ DecimalSeparator = Literal[".", ","]
 Encoding = Literal["utf-8", "windows-1252"]
 UTF8: Encoding = "utf-8"
 POINT: DecimalSeparator = "."
-
-
-def expand_range(name: str) -> list[str]:
-    """Expands a range in a name: `C{1..3}` becomes `[C1, C2, C3]`, and `C1` becomes `[C1]`."""
-    match = _RANGE.search(name)
-    if match is None:
-        return [name]
-    first, last = int(match[1]), int(match[2])
-    if not 0 <= last - first < _MOST_NAMES:
-        raise ValueError(
-            f"{name!r}: a range must ascend, as in {{1..13}}, and have at most {_MOST_NAMES} numbers"
-        )
-    return [f"{name[: match.start()]}{i}{name[match.end() :]}" for i in range(first, last + 1)]
-
-
-def fits_column(name: str) -> bool:
-    """Returns whether a raw column or a feature may have this name.
-
-    Names that begin with an underscore are reserved for internal columns.
-    """
-    return name not in ("", "*") and not name.startswith("_") and "." not in name and "`" not in name
 
 
 def _expand_names(names: list[str]) -> list[str]:
@@ -624,6 +602,19 @@ class Label(Strict):
         "`weights`. `drop`: they are left out, and counted under the reason `other_event`. `refuse`: they "
         "are quarantined with the reason `event:<column>`.",
     )
+    rows_without_value: Literal["quarantine", "not_clicked"] = Field(
+        default="quarantine",
+        description="What happens to rows whose value in the column is empty. `quarantine`: they are errors, "
+        "which count for `quality.max_bad_share`. `not_clicked`: they have label 0, as in a log that writes "
+        "only clicks into the column. Not allowed with `weights`.",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """Leaves out new settings with default values, so that digests of earlier releases stay the same."""
+        return without_defaults(values_of(self), {"rows_without_value": "quarantine"}, info)
 
     @model_validator(mode="after")
     def _one_rule(self) -> Label:
@@ -631,6 +622,11 @@ class Label(Strict):
         ruled = [key for key in rules if getattr(self, key) is not None]
         if self.column is None and ruled:
             raise ValueError(f"{ruled} apply to the values of a column: set `column` to its name")
+        if self.rows_without_value == "not_clicked" and (self.column is None or self.weights is not None):
+            raise ValueError(
+                "rows_without_value=not_clicked needs `column`, and rows without an event have no weight: "
+                "set `column`, and remove `weights`"
+            )
         if self.positive is None:
             if self.weights is not None:
                 raise ValueError(

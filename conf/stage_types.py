@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from conf.feature_types import Split
 from conf.list_types import ListRules
-from conf.names import ColumnName, FolderName, IsoDate, PlainText, has_date
+from conf.names import ColumnName, FolderName, IsoDate, PlainText, fits_column, has_date
 from conf.raw_types import (
     Days,
     EventTime,
@@ -23,7 +23,6 @@ from conf.raw_types import (
     Share,
     Strict,
     TableOfRoles,
-    fits_column,
 )
 from conf.train_types import Kernels
 

@@ -25,7 +25,15 @@ from conf.feature_types import (
     WorkflowConfig,
 )
 from conf.list_types import Candidates, ListRules, NotAllowed, OutOfStock, Repeats, UserAttributes
-from conf.names import SPARK_TABLE, FolderName, LakeRoot, RawLocation, reject_repeated, reject_unknown
+from conf.names import (
+    SPARK_TABLE,
+    FolderName,
+    LakeRoot,
+    RawLocation,
+    expand_range,
+    reject_repeated,
+    reject_unknown,
+)
 from conf.raw_types import (
     DECLARE_TIME,
     Column,
@@ -41,7 +49,6 @@ from conf.raw_types import (
     Seed,
     Share,
     Strict,
-    expand_range,
 )
 from conf.stage_types import (
     Deliver,

@@ -277,7 +277,7 @@ def check_days(
             passes.keep_tables([raw.dt for raw in in_order if has_features(raw)])
         counts = quarantine_days(plan, lake, in_order, passes)
     without_rows = [raw.dt for raw in in_order if not counts[raw.dt].rows_in]
-    splits = _without_days(plan, splits, without_rows)
+    splits = days_with_rows(plan, splits, without_rows)
     in_order = _in_order(splits)
     counts = {raw.dt: counts[raw.dt] for raw in in_order}
     empty_days = sorted({*empty_days, *without_rows})
@@ -295,10 +295,10 @@ def _in_order(splits: Mapping[Split, list[RawFiles]]) -> list[RawFiles]:
     return [raw for _, raw in sorted(by_date.items())]
 
 
-def _without_days(
+def days_with_rows(
     plan: FeaturePlan, splits: Mapping[Split, list[RawFiles]], without_rows: Sequence[str]
 ) -> dict[Split, list[RawFiles]]:
-    """Returns the days of each split. Train days without rows are left out.
+    """Returns the days of each split. Train days without rows, which `without_rows` lists, are left out.
 
     Raises:
         DataError: a validation or test day has no row, or fewer than `min_train_days` train days are left.

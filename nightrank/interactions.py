@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
-from conf.names import LONGEST_COLUMN, column_name
-from conf.raw_types import expand_range, fits_column
+from conf.names import LONGEST_COLUMN, column_name, expand_range, fits_column
 from etl.raw.row_rules import RULE, are_bad_keys
 from nightrank.frame_training import read_labels
 from nightrank.spark_frames import AnyFrame, local_table

@@ -18,7 +18,7 @@ from setup.environment import PACKAGES
 
 ROOT = Path(__file__).parent.parent
 # Limits of `--check`. Lower the first one when modules are merged; a new idea may raise it.
-MOST_MODULES = 519
+MOST_MODULES = 520
 MOST_LINES = 800
 # Each plug-in has a class of this name, which is its contract (docs/extending.md).
 _CONTRACT = "Settings"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from conf.raw_types import ColumnType
 from conf.time_notation import ISO, UTC
 from etl.inference.sample import TableSample
+from etl.inference.table_files import day_of_file
 from etl.raw.text_values import integers, numbers, with_decimal_points
 from etl.raw.time_text import dates, times_of_day, timestamps
 
@@ -43,6 +45,13 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%Y-%m-%d %H:%M:%S UTC", "timestamp"),
     ("%Y-%m-%d %H:%M:%S %z", "timestamp"),
     ("%m/%d/%Y %I:%M:%S %p", "timestamp"),
+    ("%d/%m/%Y %I:%M:%S %p", "timestamp"),
+    ("%m/%d/%Y %I:%M %p", "timestamp"),
+    ("%d/%m/%Y %I:%M %p", "timestamp"),
+    ("%m/%d/%y %I:%M:%S %p", "timestamp"),
+    ("%d/%m/%y %I:%M:%S %p", "timestamp"),
+    ("%m/%d/%y %I:%M %p", "timestamp"),
+    ("%d/%m/%y %I:%M %p", "timestamp"),
     ("%d/%m/%Y %H:%M:%S", "timestamp"),
     ("%m/%d/%Y %H:%M:%S", "timestamp"),
     ("%d/%m/%Y %H:%M", "timestamp"),
@@ -70,6 +79,8 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%b %d, %Y", "date"),
     ("%B %d, %Y", "date"),
 )
+# The day and the month of these notations may be confused.
+_ORDERS = (("%d/%m/", "%m/%d/"), ("%m/%d/", "%d/%m/"))
 # This notation is tried only for columns whose name means a time, because versions of software, such as
 # 7.12.20, look like it.
 _SHORT_WITH_POINTS: tuple[str, ColumnType] = ("%d.%m.%y", "date")
@@ -84,6 +95,17 @@ _DIGITS: tuple[tuple[str, ColumnType], ...] = (("%Y%m%d", "date"), ("%y%m%d%H", 
 _TIME_NAME = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|datum|zeit|fecha|heure", re.IGNORECASE)
 # Types are inferred from at most this number of distinct values of a column.
 _PROBED = 2_000
+# A notation of ambiguous dates is taken if its days span at most this share of the days of the other one.
+_SHORTER = 0.5
+# Time zones whose days may be those of the files, the more usual ones first. At most _ROWS_OF_ZONES rows are
+# compared. A share of up to _FEW_OUTSIDE of the rows may be late.
+_ZONES = (
+    *("Europe/Berlin", "Europe/London", "America/New_York", "America/Chicago", "America/Los_Angeles"),
+    *("America/Denver", "America/Sao_Paulo", "Europe/Athens", "Europe/Moscow", "Asia/Dubai", "Asia/Kolkata"),
+    *("Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney", "Pacific/Auckland"),
+    *(f"Etc/GMT{hours:+d}" for hours in range(12, -15, -1) if hours),
+)
+_ROWS_OF_ZONES, _FEW_OUTSIDE = 20_000, 0.01
 # 1990 and 2040 in seconds since 1970-01-01. Integers that lie between these times in one of the _UNITS may be
 # times.
 _FIRST_SECOND, _LAST_SECOND = 631_152_000, 2_208_988_800
@@ -122,6 +144,8 @@ class SampledColumn:
         values: the values of the sample, including nulls. In samples of text files, all values are strings,
             and numbers in them have decimal points.
         has_comma: whether the files write the column's numbers with a decimal comma.
+        other_format: a notation that fits the times equally well, with the month before the day or the other
+            way round; None for other columns.
     """
 
     source: str
@@ -135,6 +159,7 @@ class SampledColumn:
     null_texts: tuple[str, ...]
     values: pa.ChunkedArray
     has_comma: bool = False
+    other_format: str | None = None
 
     @property
     def is_time(self) -> bool:
@@ -201,20 +226,106 @@ def days_of(column: SampledColumn) -> pa.Array:
 
     Local times are read as UTC.
     """
+    return _quotients(_micros_by_row(column), _DAY_MICROS)
+
+
+def _micros_by_row(column: SampledColumn) -> pa.Array:
+    """Returns the time of each row in µs since 1970-01-01; null without a time.
+
+    Local times are read as UTC.
+    """
     encoded = column.values.combine_chunks().dictionary_encode()
     distinct = encoded.dictionary
     if column.unit is not None:
         counted = numbers(distinct) if pa.types.is_string(distinct.type) else distinct
-        days = _quotients(counted, dict(_UNITS)[column.unit] * 86_400)
+        micros = pc.multiply(pc.cast(counted, pa.float64(), safe=False), 1e6 / dict(_UNITS)[column.unit])
     elif pa.types.is_temporal(distinct.type):
-        days = pc.cast(pc.cast(distinct, pa.date32(), safe=False), pa.int32()).cast(pa.int64())
+        micros = pc.cast(pc.cast(distinct, pa.timestamp("us"), safe=False), pa.int64())
     else:
-        days = _quotients(_times(distinct, column.format, column.type), _DAY_MICROS)
-    return days.take(encoded.indices)
+        micros = _times(distinct, column.format, column.type)
+    return pc.cast(micros.take(encoded.indices), pa.int64(), safe=False)
 
 
 def _quotients(values: pa.Array, divisor: int) -> pa.Array:
     return pc.floor(pc.divide(pc.cast(values, pa.float64(), safe=False), float(divisor))).cast(pa.int64())
+
+
+@dataclass(frozen=True)
+class ZoneOfDays:
+    """The time zones whose days may be those in the names of the files.
+
+    Attributes:
+        outside: share of the rows whose UTC day is not the day of their file.
+        stored: the zone of a column of timestamps in Parquet files, if the days are those of this zone.
+        zones: the zones in which the most rows have the day of their file, the most likely one first.
+    """
+
+    outside: float
+    stored: str | None
+    zones: tuple[str, ...]
+
+
+def zone_of_days(column: SampledColumn, sample: TableSample) -> ZoneOfDays | None:
+    """Returns the time zone of the days in the names of the files; None if it is UTC, or cannot be known.
+
+    Some of the rows are compared. If texts have offsets, zones with these offsets come first.
+    """
+    of_files = _days_of_files(sample)
+    if of_files is None or column.type == "date" or has_local_times(column):
+        return None
+    rows = np.linspace(0, len(of_files) - 1, min(len(of_files), _ROWS_OF_ZONES)).astype(np.int64)
+    chosen = replace(column, values=pa.chunked_array([column.values.combine_chunks().take(pa.array(rows))]))
+    micros = _micros_by_row(chosen)
+    is_valid = micros.is_valid().to_numpy(zero_copy_only=False)
+    micros, days = micros.drop_null(), of_files[rows][is_valid]
+    if not len(micros):
+        return None
+    written = _offsets_of_texts(chosen, is_valid)
+
+    def local(zone: str) -> np.ndarray:
+        times = pc.local_timestamp(micros.cast(pa.timestamp("us", zone)))
+        return np.asarray(times.cast(pa.int64()).to_numpy(zero_copy_only=False))
+
+    def share(zone: str) -> float:
+        return float((local(zone) // _DAY_MICROS == days).mean())
+
+    def has_offsets(zone: str) -> float:
+        return 0.0 if written is None else float((local(zone) - micros.to_numpy() == written).mean())
+
+    inside, of_zones = share(UTC), {zone: share(zone) for zone in _ZONES}
+    most = max(of_zones.values())
+    if 1 - inside <= _FEW_OUTSIDE or most <= inside + _FEW_OUTSIDE:
+        return None
+    best = [zone for zone, of_zone in of_zones.items() if of_zone >= most - _FEW_OUTSIDE]
+    best.sort(key=lambda zone: -round(has_offsets(zone), 2))
+    kind = column.values.type
+    stored = kind.tz if pa.types.is_timestamp(kind) else None
+    is_stored = stored is not None and share(stored) >= most - _FEW_OUTSIDE
+    return ZoneOfDays(1 - inside, stored if is_stored else None, tuple(best))
+
+
+def _days_of_files(sample: TableSample) -> np.ndarray | None:
+    """Returns, for each row, the day in the name of its file since 1970-01-01; None if a name has no day."""
+    days = [day_of_file(file) for file, _ in sample.parts]
+    if not sample.path.days or None in days:
+        return None
+    whole = np.array(days, "datetime64[D]").astype(np.int64)
+    return np.repeat(whole, [rows for _, rows in sample.parts])
+
+
+def _offsets_of_texts(column: SampledColumn, is_valid: np.ndarray) -> np.ndarray | None:
+    """Returns the offsets from UTC of valid texts in µs, with 0 for Z; None if the column has no texts."""
+    if not pa.types.is_string(column.values.type) or column.type != "timestamp":
+        return None
+    texts = column.values.combine_chunks().filter(pa.array(is_valid))
+    has_offset = pc.match_substring_regex(texts, r"[+-][0-9]{2}:?[0-9]{2}$")
+    padded = pc.replace_substring(pc.if_else(has_offset, texts, "+0000"), ":", "")
+    hours, minutes = (
+        pc.cast(pc.utf8_slice_codeunits(padded, start, end), pa.int64()).to_numpy()
+        for start, end in ((-4, -2), (-2, None))
+    )
+    signs = np.where(pc.equal(pc.utf8_slice_codeunits(padded, -5, -4), "-"), -1, 1)
+    return np.asarray(signs * (hours * 60 + minutes) * 60_000_000)
 
 
 def has_local_times(column: SampledColumn) -> bool:
@@ -253,6 +364,31 @@ def whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return pc.cast(values, pa.int64())
 
 
+def is_grouped(column: SampledColumn) -> bool:
+    """Returns whether all rows with the same value are adjacent."""
+    codes = column.values.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    return 1 + int(np.count_nonzero(codes[1:] != codes[:-1])) == column.distinct
+
+
+def has_midnights(column: SampledColumn) -> bool:
+    """Returns whether a column stores dates as timestamps: as local times that are all at midnight."""
+    kind = column.values.type
+    if not pa.types.is_timestamp(kind) or kind.tz is not None:
+        return False
+    return bool((micros_of(column) % _DAY_MICROS == 0).all())
+
+
+def plain_name(source: str) -> str:
+    """Returns the name of a column in lower case, without accents, and with one underscore between words."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", source)
+    letters = "".join(
+        char
+        for char in unicodedata.normalize("NFKD", spaced.lower())
+        if not "\u0300" <= char <= "\u036f"  # leaves out accents, which NFKD separates from letters
+    )
+    return re.sub(r"[\W_]+", "_", unicodedata.normalize("NFC", letters)).strip("_")
+
+
 def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
     """Returns whether nearly all rows with the same key have the same value in a column.
 
@@ -275,15 +411,11 @@ def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
 
 
 def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledColumn | None:
-    if pa.types.is_dictionary(values.type):
-        values = pc.cast(values, values.type.value_type)
-    if pa.types.is_large_string(values.type):
-        values = pc.cast(values, pa.string())
-    if pa.types.is_null(values.type):
-        values = pc.cast(values, pa.string())
+    values = _plain_values(values)
     if pa.types.is_string(values.type):
         is_json = sample.format == "jsonl"
-        return _text_column(name, values, in_text_file=sample.is_text, has_number_texts=is_json)
+        column = _text_column(name, values, in_text_file=sample.is_text, has_number_texts=is_json)
+        return _with_order_of_dates(column, sample)
     kind = _native_type(values.type)
     if kind is None:
         return None
@@ -298,12 +430,47 @@ def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledC
     return replace(column, unit=_unit(name, column, values.drop_null())) if kind == "int" else column
 
 
+def _plain_values(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns values without dictionaries and large texts, with texts and integers as jobs read them."""
+    if pa.types.is_dictionary(values.type):
+        values = pc.cast(values, values.type.value_type)
+    kind = values.type
+    if pa.types.is_large_string(kind) or pa.types.is_null(kind):
+        return pc.cast(values, pa.string())
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _texts_of_bytes(values)
+    if pa.types.is_decimal128(kind) and kind.scale == 0:
+        return _whole_decimals(values)
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return pc.if_else(pc.is_nan(values), pa.scalar(None, kind), values)
+    return values
+
+
+def _texts_of_bytes(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns bytes as texts, as Parquet logs are read; unchanged if some of them are not UTF-8."""
+    try:
+        return pc.cast(values, pa.string())
+    except pa.ArrowInvalid:
+        return values
+
+
+def _whole_decimals(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns decimals without digits after the point as integers, or as texts beyond 64 bits.
+
+    Databases write integers as such decimals.
+    """
+    try:
+        return pc.cast(values, pa.int64())
+    except pa.ArrowInvalid:
+        return pc.cast(pc.cast(values, pa.decimal128(38, 0)), pa.string())
+
+
 def _native_type(kind: pa.DataType) -> ColumnType | None:
     tests: tuple[tuple[ColumnType, bool], ...] = (
         ("bool", pa.types.is_boolean(kind)),
         ("int", pa.types.is_integer(kind)),
         ("float", pa.types.is_floating(kind)),
-        ("decimal", pa.types.is_decimal(kind)),
+        ("decimal", pa.types.is_decimal128(kind)),
         ("timestamp", pa.types.is_timestamp(kind)),
         ("date", pa.types.is_date(kind)),
         ("time", pa.types.is_time(kind)),
@@ -322,8 +489,8 @@ def _text_column(
 ) -> SampledColumn:
     """Infers the type of a column of strings.
 
-    In formats with typed columns, a string can only be a time, a list or a text. In JSON lines, it can also
-    be a number with decimals.
+    In formats with typed columns, a string can only be a flag, a time, a list or a text. In JSON lines, it
+    can also be a number with decimals.
     """
     values, null_texts = _without_nulls(values, in_text_file=in_text_file)
     filled = values.drop_null()
@@ -334,6 +501,8 @@ def _text_column(
     probe = filled.combine_chunks().unique()[:_PROBED]
     if in_text_file and (typed := _number_or_bool(name, column, probe)) is not None:
         return typed
+    if not in_text_file and (_are_bools(column, probe) or probe.to_pylist() in (["0", "1"], ["1", "0"])):
+        return replace(column, type="bool")
     if has_number_texts and _is_float(probe):
         return replace(column, type="float")
     if (in_text_file or has_number_texts) and _has_decimal_commas(probe):
@@ -354,7 +523,7 @@ def _text_column(
 
 def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> SampledColumn | None:
     """Returns the column with the type int, float, bool, date or timestamp; None if no type fits."""
-    if column.distinct <= 2 and set(pc.utf8_lower(probe).to_pylist()) <= set(_BOOLS):
+    if _are_bools(column, probe):
         return replace(column, type="bool")
     if pc.any(pc.match_substring_regex(probe, _LEADING_ZERO)).as_py():
         return None
@@ -368,6 +537,11 @@ def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> Sample
     return replace(column, type="float") if _is_float(probe) else None
 
 
+def _are_bools(column: SampledColumn, probe: pa.Array) -> bool:
+    """Returns whether a column has only texts such as `true`, `N` or `yes`."""
+    return column.distinct <= 2 and set(pc.utf8_lower(probe).to_pylist()) <= set(_BOOLS)
+
+
 def _is_float(probe: pa.Array) -> bool:
     return _matching(probe, _FLOAT) and not _matching(probe, _DIGITS_ONLY)
 
@@ -379,9 +553,12 @@ def _has_decimal_commas(probe: pa.Array) -> bool:
 
 
 def _without_nulls(values: pa.ChunkedArray, *, in_text_file: bool) -> tuple[pa.ChunkedArray, tuple[str, ...]]:
-    """Returns the values, with null in place of texts that stand for null, and the list of these texts."""
+    """Returns the values, with null in place of texts that stand for null, and the list of these texts.
+
+    In files with typed columns, only the empty text means null.
+    """
     if not in_text_file:
-        return values, ()
+        return pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values), ()
     present = [text for text in NULL_TEXTS if pc.any(pc.equal(values, text)).as_py()]
     tokens = ["", *present]
     probe = values.filter(pc.invert(pc.is_in(values, pa.array(tokens)))).combine_chunks().unique()[:_PROBED]
@@ -447,6 +624,38 @@ def _notation(name: str, texts: pa.ChunkedArray) -> tuple[str, ColumnType] | Non
         if most == len(probe):
             break
     return best
+
+
+def _with_order_of_dates(column: SampledColumn, sample: TableSample) -> SampledColumn:
+    """Returns the column with the notation that fits best: day before month, or month before day.
+
+    Other columns are returned unchanged. The notation is taken that fits more rows; or, if the names of files
+    have days, agrees with more of them; or has a much shorter span of days. If this does not decide,
+    `other_format` of the result is the other notation.
+    """
+    order = next((one for one in _ORDERS if one[0] in column.format), None)
+    if column.type not in ("date", "timestamp") or order is None:
+        return column
+    other = replace(column, format=column.format.replace(*order))
+    days, others = days_of(column), days_of(other)
+    if days.equals(others):
+        return column
+    fits = [len(one) - one.null_count for one in (days, others)]
+    of_files = _days_of_files(sample)
+    if fits[0] == fits[1] and of_files is not None:
+        fits = [_near(one, of_files) for one in (days, others)]
+    if fits[0] != fits[1]:
+        return column if fits[0] > fits[1] else other
+    spans = [pc.max(one).as_py() - pc.min(one).as_py() for one in (days, others)]
+    if min(spans) < _SHORTER * max(spans):
+        return column if spans[0] < spans[1] else other
+    return replace(column, other_format=other.format)
+
+
+def _near(days: pa.Array, of_files: np.ndarray) -> int:
+    """Returns the number of rows whose day is at most one day from the day of their file."""
+    numbers_of_days = days.fill_null(-(1 << 40)).to_numpy(zero_copy_only=False)
+    return int((np.abs(numbers_of_days - of_files) <= 1).sum())
 
 
 def _times(texts: pa.Array, notation: str, kind: ColumnType) -> pa.Array:

@@ -7,15 +7,20 @@ are used.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.inference.column_types import SampledColumn, depends_on, micros_of, numbers_of
+from etl.inference.column_types import (
+    SampledColumn,
+    depends_on,
+    has_midnights,
+    is_grouped,
+    numbers_of,
+    plain_name,
+)
 
 # For each role, maps words to points. A column gets the points of a word if its name contains the word.
 _USER_WORDS: Mapping[str, int] = {
@@ -95,7 +100,7 @@ _EVENT_WORDS = {*_EVENT_WEIGHTS, *_NO_EVENT, *_SHOWN}
 _EVENT_NAME = re.compile(r"event|action|behavi|interaction|activity|(^|_)type($|_)", re.IGNORECASE)
 # The first pattern matches names that only columns of events have, in several languages. The second pattern
 # matches names of columns with attributes.
-_CERTAIN_EVENT_NAME = re.compile(
+CERTAIN_EVENT_NAME = re.compile(
     r"event|action|behavi|interaction|activity|ereignis|aktion|evento|accion|azione|evenement|gebeurtenis|"
     r"событие|действие|行为|事件|行動|イベント|이벤트",
     re.IGNORECASE,
@@ -110,11 +115,11 @@ _ATTRIBUTE_NAME = re.compile(
 )
 # The name of an event has at most three words, without digits.
 _ACTION = re.compile(r"[^\W\d_]{2,}([ _.:-][^\W\d_]+){0,2}")
-_LABEL_NAME = re.compile(
+LABEL_NAME = re.compile(
     r"click|label|target|conver|purchas|bought|engag|(^|_)(y|ctr|response|outcome)($|_)", re.IGNORECASE
 )
 # Such a column says whether a purchase was verified, not whether the row is a purchase.
-_NO_LABEL_NAME = re.compile(r"verified", re.IGNORECASE)
+NO_LABEL_NAME = re.compile(r"verified", re.IGNORECASE)
 _WEAK_LABEL_NAME = re.compile(r"like|favou?rite|is_read|(^|_)read($|_)|watched|finish", re.IGNORECASE)
 _RATING_NAME = re.compile(r"rating|(^|_)(score|stars?|grade|rate)($|_)|overall", re.IGNORECASE)
 _SHARE_NAME = re.compile(r"(^|_)ratio|completion|progress|percent", re.IGNORECASE)
@@ -129,7 +134,6 @@ _IMAGE_NAMES = (
     *("photo_url", "thumbnail", "thumbnail_url", "cover", "cover_url", "poster", "poster_url"),
 )
 _MOST_EVENTS = 30
-_DAY_MICROS = 86_400_000_000
 # A column may contain unknown events if it has between 2 and 12 distinct texts, and 5 or more rows per text.
 _FEWEST_EVENTS, _MOST_UNKNOWN_EVENTS, _ROWS_OF_AN_EVENT = 2, 12, 5
 # If the points of two columns differ by at most this number, both columns are candidates for a role.
@@ -181,6 +185,8 @@ _SOLD_OUT_NAME = re.compile(
 _NO_STOCK_NAME = re.compile(
     r"date|time|since|until|_at$|warehouse|location|price|value|min_|max_", re.IGNORECASE
 )
+# Texts that say that a row is no click.
+NO_TEXTS = ("n", "no", "nein", "f", "false", "falsch", "non", "nee", "nej", "nie", "não", "нет", "0")
 _TRUE = ("true", "t", "yes", "y", "1")
 # Values that mean that an item is out of stock.
 _SOLD_OUT = re.compile(
@@ -203,6 +209,7 @@ class LabelGuess:
         left_out: events that are not clicks.
         shown: the events of items that were shown, whether or not they were clicked.
         has_shown: whether the log also has rows of items that were shown but not clicked.
+        has_empty: whether rows without a value of the column are such rows of shown items.
         why: the reason for this choice, as a clause for messages.
         is_certain: whether neither the name nor the values of the column leave a doubt.
     """
@@ -213,6 +220,7 @@ class LabelGuess:
     left_out: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     has_shown: bool = False
+    has_empty: bool = False
     why: str = "no column shows which rows are clicks, so every row counts as a click"
     is_certain: bool = True
 
@@ -284,7 +292,7 @@ def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
         for column in others
         if column.type in ("int", "string") and not column.is_time and column.distinct > 1
     ]
-    displays = [column for column in ids if not column.nulls and _is_grouped(column)]
+    displays = [column for column in ids if not column.nulls and is_grouped(column)]
     group = max(displays, key=lambda column: column.distinct, default=None)
     users = [column for column in ids if column is not group]
     label = LabelGuess(click, has_shown=True, why="the last field says which of the shown items were clicked")
@@ -309,12 +317,6 @@ def with_lists_of_items(columns: Sequence[SampledColumn]) -> list[SampledColumn]
     return result
 
 
-def _is_grouped(column: SampledColumn) -> bool:
-    """Returns whether all rows with the same value are adjacent."""
-    codes = column.values.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    return 1 + int(np.count_nonzero(codes[1:] != codes[:-1])) == column.distinct
-
-
 def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess:
     """Returns which rows of a log are clicks.
 
@@ -334,7 +336,7 @@ def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess
         return flags_and_ratings[0]
     ids = possible_keys(columns, max((len(column.values) for column in columns), default=0))
     for guess in events:
-        if guess.column is not None and not _is_attribute(guess.column, ids):
+        if guess.column is not None and not is_attribute(guess.column, ids):
             return guess
     for pattern in (_WEAK_LABEL_NAME, _SHARE_NAME) if has_names else ():
         guess_of_numbers = _label_of_numbers(columns, pattern)
@@ -347,7 +349,7 @@ def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess
 
 def labels_of_numbers(columns: Sequence[SampledColumn]) -> list[LabelGuess]:
     """Returns the labels in the first flag, such as `clicked`, and in the first rating, in this order."""
-    guesses = [_label_of_numbers(columns, pattern) for pattern in (_LABEL_NAME, _RATING_NAME)]
+    guesses = [_label_of_numbers(columns, pattern) for pattern in (LABEL_NAME, _RATING_NAME)]
     by_source = {guess.column.source: guess for guess in reversed(guesses) if guess and guess.column}
     return list(reversed(by_source.values()))
 
@@ -357,14 +359,30 @@ def _label_of_numbers(columns: Sequence[SampledColumn], pattern: re.Pattern[str]
     for column in columns:
         if (
             pattern.search(column.source)
-            and not _NO_LABEL_NAME.search(column.source)
-            and column.type in ("int", "float", "bool")
+            and not NO_LABEL_NAME.search(column.source)
+            and column.type in ("int", "float", "decimal", "bool", "string")
             and not column.is_time
         ):
-            guess = _numbers_in(column, is_rating=pattern in (_RATING_NAME, _SHARE_NAME))
+            is_rating = pattern in (_RATING_NAME, _SHARE_NAME)
+            is_text = column.type == "string"
+            guess = _answers_in(column) if is_text else _numbers_in(column, is_rating=is_rating)
             if guess is not None:
                 return guess
     return None
+
+
+def _answers_in(column: SampledColumn) -> LabelGuess | None:
+    """Returns the label in a column with two texts, one of which is in NO_TEXTS, such as `ja` and `nein`."""
+    if column.type != "string" or column.distinct != 2:
+        return None
+    texts = sorted(pc.unique(column.values.drop_null().combine_chunks()).to_pylist())
+    no = [text for text in texts if text.strip().lower() in NO_TEXTS]
+    yes = [text for text in texts if text not in no]
+    if len(yes) != 1:
+        return None
+    return LabelGuess(
+        column, None, {yes[0]: 1.0}, shown=(no[0],), has_shown=True, why=f"{column.source} has only {texts}"
+    )
 
 
 def events_of(column: SampledColumn) -> LabelGuess | None:
@@ -373,7 +391,7 @@ def events_of(column: SampledColumn) -> LabelGuess | None:
     Returns None if the column cannot contain events. If no event is in _EVENT_WEIGHTS, all events are clicks
     with the weight 1.
     """
-    known = _events_in(column, has_names=True)
+    known = _answers_in(column) or _events_in(column, has_names=True)
     if known is not None or column.type != "string" or not 1 <= column.distinct <= _MOST_EVENTS:
         return known
     events = sorted(pc.unique(column.values.drop_null().combine_chunks()).to_pylist())
@@ -412,17 +430,17 @@ def possible_events(
 def _may_have_events(column: SampledColumn, ids: Sequence[SampledColumn]) -> bool:
     """Returns whether the name and the values of a column with few distinct texts look like events."""
     name = plain_name(column.source)
-    if _CERTAIN_EVENT_NAME.search(name):
+    if CERTAIN_EVENT_NAME.search(name):
         return True
-    if _is_attribute(column, ids):
+    if is_attribute(column, ids):
         return False
-    return bool(_EVENT_NAME.search(name)) or all(
+    return bool(_EVENT_NAME.search(name) or LABEL_NAME.search(column.source)) or all(
         _ACTION.fullmatch(text) and (text[0].islower() or (text.isupper() and len(text) > 2))
         for text in pc.unique(column.values.combine_chunks()).to_pylist()
     )
 
 
-def _is_attribute(column: SampledColumn, ids: Sequence[SampledColumn]) -> bool:
+def is_attribute(column: SampledColumn, ids: Sequence[SampledColumn]) -> bool:
     """Returns whether a column has attributes by its name, or because it depends on an id."""
     if _ATTRIBUTE_NAME.search(plain_name(column.source)):
         return True
@@ -443,7 +461,7 @@ def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
     weights = {event: _event_weight(event) for event in events if event not in shown}
     known = {event: weight for event, weight in weights.items() if weight is not None}
     name = plain_name(column.source)
-    is_named = has_names and bool(_CERTAIN_EVENT_NAME.search(name))
+    is_named = has_names and bool(CERTAIN_EVENT_NAME.search(name))
     if (
         not known
         or (len(known) + len(shown) < len(events) / 2 and not is_named)
@@ -457,7 +475,7 @@ def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
     why = f"{column.source} has the events {sorted(events)}"
     weights_of_clicks = dict.fromkeys(known, 1.0) if shown else known
     return LabelGuess(
-        column, None, weights_of_clicks, others, tuple(shown), bool(shown), why, is_certain=is_certain
+        column, None, weights_of_clicks, others, tuple(shown), bool(shown), why=why, is_certain=is_certain
     )
 
 
@@ -484,7 +502,11 @@ def _numbers_in(column: SampledColumn, *, is_rating: bool) -> LabelGuess | None:
     if _is_binary(column):
         return LabelGuess(column, has_shown=True, why=f"{column.source} has only 0 and 1")
     if column.type == "bool":
-        return LabelGuess(column, has_shown=True, why=f"{column.source} is true or false")
+        # If only clicks have a value, the label needs a question.
+        is_flag = column.distinct == 2 or not column.nulls
+        return (
+            LabelGuess(column, has_shown=True, why=f"{column.source} is true or false") if is_flag else None
+        )
     if not is_rating:
         return None
     numbers = numbers_of(column.values)
@@ -504,7 +526,7 @@ def _numbers_in(column: SampledColumn, *, is_rating: bool) -> LabelGuess | None:
 
 
 def _is_binary(column: SampledColumn) -> bool:
-    if column.type not in ("int", "float") or column.distinct != 2:
+    if column.type not in ("int", "float", "decimal") or column.distinct != 2:
         return False
     return set(numbers_of(column.values).tolist()) == {0.0, 1.0}
 
@@ -536,14 +558,6 @@ def time_of_day_of(times: Sequence[SampledColumn], columns: Sequence[SampledColu
     if not times or not (times[0].type == "date" or has_midnights(times[0])):
         return None
     return next(iter(_times_of_day(columns)), None)
-
-
-def has_midnights(column: SampledColumn) -> bool:
-    """Returns whether a column stores dates as timestamps: as local times that are all at midnight."""
-    kind = column.values.type
-    if not pa.types.is_timestamp(kind) or kind.tz is not None:
-        return False
-    return bool((micros_of(column) % _DAY_MICROS == 0).all())
 
 
 def _times_of_day(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
@@ -660,17 +674,6 @@ def _stock_in(column: SampledColumn) -> StockGuess | None:
         numbers = numbers_of(column.values)
         return StockGuess(column, (), is_certain=bool(len(numbers)) and numbers.min() == 0 < numbers.max())
     return None
-
-
-def plain_name(source: str) -> str:
-    """Returns the name of a column in lower case, without accents, and with one underscore between words."""
-    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", source)
-    letters = "".join(
-        char
-        for char in unicodedata.normalize("NFKD", spaced.lower())
-        if not "\u0300" <= char <= "\u036f"  # leaves out accents, which NFKD separates from letters
-    )
-    return re.sub(r"[\W_]+", "_", unicodedata.normalize("NFC", letters)).strip("_")
 
 
 def image_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:

@@ -12,7 +12,6 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from itertools import islice
 from typing import Any
 
@@ -20,21 +19,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
-from pyarrow import fs, orc
+from pyarrow import orc
 
-from conf.errors import ConfigError, DataError
-from conf.names import has_date, with_any_date
+from conf.errors import DataError
 from conf.raw_types import SEPARATORS, UTF8, Encoding
+from etl.inference.table_files import RawPath, is_delta_table
 from etl.raw.file_columns import first_bytes
 from etl.raw.file_splits import FileSplit, as_utf8, compression, read_blocks
-from etl.raw.files import files_at, find_files
+from etl.raw.files import files_at
 from etl.readers.text import rows_of_displays
 from storage import file_io
 
 # What to read from the start of the first file and from the end of the last file: bytes of text files, or
-# rows of other formats.
+# rows of other formats. If the first file is smaller, the starts of files between the two fill the rest.
 _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
+# Maximum number of files that are read.
+_MOST_FILES = 32
 # The separator and the header are inferred from the first _LINES lines. Whether commas are decimal commas is
 # inferred from the first _FEW_LINES of them.
 _LINES, _FEW_LINES = 500, 50
@@ -43,26 +44,9 @@ _LINES, _FEW_LINES = 500, 50
 _REGULAR_SHARE = 0.9
 
 _DATE = re.compile(r"(?<!\d)(\d{4}-\d{2}-\d{2})(?!\d)")
-# The notations of days in names of files and folders: a pattern with groups for year, month and day, and the
-# placeholder for this notation in a configured path.
-_DAYS = tuple(
-    (re.compile(rf"(?<!\d){pattern}(?!\d)"), key)
-    for pattern, key in (
-        (r"(\d{4})-(\d{2})-(\d{2})", "{date}"),
-        (r"((?:19|20)\d{2})_(\d{2})_(\d{2})", "{date:%Y_%m_%d}"),
-        (r"((?:19|20)\d{2})\.(\d{2})\.(\d{2})", "{date:%Y.%m.%d}"),
-        (r"((?:19|20)\d{2})(\d{2})(\d{2})", "{date:%Y%m%d}"),
-        (r"((?:19|20)\d{2})/(\d{2})/(\d{2})", "{date:%Y/%m/%d}"),
-        (
-            r"year=((?:19|20)\d{2})/month=(\d{2})/day=(\d{2})",
-            "year={date:%Y}/month={date:%m}/day={date:%d}",
-        ),
-    )
-)
 _NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
 _LONGEST_NAME = 64
 _NUMBER = re.compile(r"[+-]?(\d[\d.]*,\d+|\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_NUMBERS = re.compile(r"\d+")
 _SHOWN_ITEMS = re.compile(r"\S+[-:_][01]([ ,;|]\S+[-:_][01])*")
 # At most this number of bytes of displays are converted to rows, because a display becomes many rows.
 _DISPLAY_BYTES = 2 << 20
@@ -81,21 +65,6 @@ _COMPRESSED = (".gz", ".bz2", ".zst")
 
 
 @dataclass(frozen=True)
-class RawPath:
-    """The location of a table's files.
-
-    Attributes:
-        pattern: path or glob, with `{date}` if the files are stored by day.
-        files: the files, ordered by name.
-        days: the days in the names, ascending; empty without `{date}`.
-    """
-
-    pattern: str
-    files: tuple[str, ...]
-    days: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class TableSample:
     """The first rows of a table.
 
@@ -105,8 +74,10 @@ class TableSample:
         separator: character between two fields; None if lines have no fields.
         has_names: whether the files name their columns. If not, the columns are named c1, c2 and so on.
         is_text: whether all values are texts.
-        rows: the first rows of the first file and the last rows of the last one, which may be the same file.
-            A file that can only be read from its start, such as a compressed one, has no last rows.
+        rows: the first rows of the first file, of files between the first one and the last one, and the last
+            rows of the last one, which may be the first one, too. A file that can only be read from its
+            start, such as a compressed one, has no last rows.
+        parts: the files that were read, each with its number of rows, in the order of `rows`.
         is_whole: whether `rows` are all rows of the table.
         all_rows: estimated number of rows of all files; None if the first file has more rows than were read.
             The estimate assumes that the rows of all files have the same mean size in bytes.
@@ -120,6 +91,7 @@ class TableSample:
     has_names: bool
     is_text: bool
     rows: pa.Table
+    parts: tuple[tuple[str, int], ...]
     is_whole: bool
     all_rows: int | None
     encoding: Encoding = UTF8
@@ -136,38 +108,8 @@ class TableSample:
         return not self.is_whole and (self.format == "avro" or compression(self.path.files[-1]) is not None)
 
 
-def find_table(location: str) -> RawPath:
-    """Finds the files of a table at a location: a file, a folder, or a glob, which may contain `{date}`.
-
-    If the names of the files differ by a day, such as 2026-01-31, 2026_01_31 or 20260131, the returned
-    pattern contains `{date}` in place of the day, with the same notation.
-
-    Raises:
-        ConfigError: there is no file, or the names of the files differ by more than a date and numbers behind
-            it.
-    """
-    if is_delta_table(location):
-        return RawPath(location, (location,), ())
-    files = _files(location)
-    if not files:
-        raise ConfigError(f"there is no file at {location}", "pass the path of a file, a folder or a glob")
-    days = {_day_of(name) for name in files}
-    if has_date(location) or (len(days) > 1 and None not in days):
-        return _by_day(location, files)
-    if len(files) == 1:
-        return RawPath(files[0], files, ())
-    pattern = location if "*" in location or "?" in location else _pattern_of(location, files)
-    return RawPath(pattern, files, ())
-
-
-def is_delta_table(location: str) -> bool:
-    """Returns whether the folder is a Delta table."""
-    files, inner = file_io.filesystem(location)
-    return files.get_file_info(f"{inner.rstrip('/')}/_delta_log").type == fs.FileType.Directory
-
-
 def read_sample(path: RawPath) -> TableSample:
-    """Reads the first rows of the first file and the last rows of the last file.
+    """Reads the first rows of the first file, of files between, and the last rows of the last file.
 
     Raises:
         DataError: the files are empty or damaged, or the format cannot be recognised.
@@ -181,17 +123,58 @@ def read_sample(path: RawPath) -> TableSample:
         return _avro(path)
     if form in ("parquet", "orc"):
         return _columnar(path, form, path.files)
-    head, is_whole = _head(path.files[0], _FIRST_BYTES)
-    texts = [head]
-    if (len(path.files) > 1 or not is_whole) and (end := _end(path)):
-        texts.append(end)
-    encoding = _encoding(texts)
-    texts = [as_utf8(text, encoding) for text in texts]
-    if form == "jsonl" or head.lstrip()[:1] == b"{":
-        sample = _json_lines(path, texts, is_whole)
-    else:
-        sample = _separated(path, texts, is_whole)
+    texts = _texts(path.files)
+    encoding = _encoding([text.text for text in texts])
+    texts = [replace(text, text=as_utf8(text.text, encoding)) for text in texts]
+    is_json = form == "jsonl" or texts[0].text.lstrip()[:1] == b"{"
+    sample = _json_lines(path, texts) if is_json else _separated(path, texts)
     return replace(sample, encoding=encoding)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Lines of a text file.
+
+    Attributes:
+        file: the path.
+        text: the lines.
+        is_whole: whether the file has no other lines.
+    """
+
+    file: str
+    text: bytes
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The number of rows that were read from a file, and whether they are all its rows."""
+
+    file: str
+    rows: int
+    is_whole: bool
+
+
+def _texts(files: Sequence[str]) -> list[_Text]:
+    """Returns the start of the first file, of files between, and the end of the last file."""
+    head, is_whole = _head(files[0], _FIRST_BYTES)
+    texts, left, between = [_Text(files[0], head, is_whole)], _FIRST_BYTES - len(head), _between(files)
+    for number, file in enumerate(between):
+        share = left // (len(between) - number)
+        if share > 0:
+            texts.append(_Text(file, *_head(file, share)))
+            left -= len(texts[-1].text)
+    if len(files) > 1 or not is_whole:
+        texts.append(_end(files))
+    return [texts[0], *(text for text in texts[1:] if text.text)]
+
+
+def _between(files: Sequence[str]) -> list[str]:
+    """Returns files between the first and the last one, at equal distances, without empty files."""
+    inner = files[1:-1]
+    count = min(len(inner), _MOST_FILES - 2)
+    chosen = [inner[(2 * number + 1) * len(inner) // (2 * count)] for number in range(count)]
+    return [file for file, size in zip(chosen, file_io.sizes(chosen), strict=True) if size]
 
 
 def _without_empty_ends(files: tuple[str, ...]) -> tuple[str, ...]:
@@ -221,146 +204,23 @@ def _sample(
     path: RawPath,
     form: str,
     rows: pa.Table,
-    first_is_whole: bool,
+    parts: Sequence[_Part],
     files: Sequence[str],
     *,
     separator: str | None = None,
     has_names: bool = True,
     is_text: bool = False,
 ) -> TableSample:
-    """Returns the sample of a table.
-
-    The argument `rows` contains rows of the first and the last file of `files`.
-    """
-    is_whole, all_rows = first_is_whole and len(files) == 1, None
-    if first_is_whole:
-        sizes = [size or 0 for size in file_io.sizes(files)]
-        read = sizes[0] + (sizes[-1] if len(files) > 1 else 0)
-        all_rows = round(rows.num_rows * sum(sizes) / max(read, 1))
-    return TableSample(path, form, separator, has_names, is_text, rows, is_whole, all_rows)
-
-
-def _files(location: str) -> tuple[str, ...]:
-    """Returns the files of a location, which is a file, a folder or a glob, ordered by name.
-
-    Hidden files are left out.
-    """
-    pattern = with_any_date(location)
-    if "*" in pattern or "?" in pattern:
-        return find_files(pattern, "tsv")
-    files, inner = file_io.filesystem(location)
-    info = files.get_file_info(inner)
-    if info.type == fs.FileType.File:
-        return (location,)
-    if info.type != fs.FileType.Directory:
-        return ()
-    root = location.rstrip("/")
-    below = files.get_file_info(fs.FileSelector(inner, recursive=True))
-    names = sorted(
-        entry.path[len(inner.rstrip("/")) + 1 :]
-        for entry in below
-        if entry.type == fs.FileType.File and entry.size
-    )
-    shown = [name for name in names if not any(part.startswith((".", "_")) for part in name.split("/"))]
-    return tuple(f"{root}/{name}" for name in shown)
-
-
-def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
-    """Returns the files with a common pattern, which has `{date}` in place of the day in their names."""
-    days = sorted({day for name in files if (day := _day_of(name)) is not None})
-    if has_date(location):
-        return RawPath(location, files, tuple(days))
-    templates = sorted({_with_date_key(name) for name in files})
-    pattern = _common_pattern(templates)
-    if pattern is None:
-        raise ConfigError(
-            f"the names of the files below {location} differ by more than a date: {templates[:3]}",
-            "pass one of these paths, with {date} for the day and * for other parts, in quotes",
+    """Returns the sample of a table. `rows` are those of `parts`, which are some of `files`."""
+    whole, all_rows = [part for part in parts if part.is_whole], None
+    if parts[0].is_whole:
+        total, read = (
+            sum(size or 0 for size in file_io.sizes(some)) for some in (files, [part.file for part in whole])
         )
-    return RawPath(pattern, files, tuple(days))
-
-
-def _common_pattern(templates: Sequence[str]) -> str | None:
-    """Returns a pattern for names with a placeholder for the day; None if there is none.
-
-    Folders and files may differ by numbers behind the day, such as hours. In a folder whose name has the day,
-    or below it, names of files may be completely different, but must have the same ending.
-    """
-    ends = [template.rindex("}") + 1 for template in templates]
-    heads = {template[:end] for template, end in zip(templates, ends, strict=True)}
-    tails = [template[end:].split("/") for template, end in zip(templates, ends, strict=True)]
-    if len(heads) > 1 or len({len(tail) for tail in tails}) > 1:
-        return None
-    parts = []
-    for place, names in enumerate(zip(*tails, strict=True)):
-        is_of_folder = 0 < place == len(tails[0]) - 1
-        if len(set(names)) == 1:
-            parts.append(names[0])
-        elif is_of_folder and len({_ending(f"/{name}") for name in names}) == 1:
-            parts.append(f"*{_ending(f'/{names[0]}')}")
-        elif len({_NUMBERS.sub("0", name) for name in names}) == 1:
-            before = _NUMBERS.split(names[0], maxsplit=1)[0]
-            parts.append(f"{before}*{_NUMBERS.split(names[0])[-1]}")
-        else:
-            return None
-    return heads.pop() + "/".join(parts)
-
-
-def _day_of(name: str) -> str | None:
-    """Returns the last day in the name of a file, as YYYY-MM-DD; None if the name has no date."""
-    last = _last_day(name)
-    return None if last is None else "-".join(last[0].groups())
-
-
-def _with_date_key(name: str) -> str:
-    """Returns the name of a file with its last day replaced by a placeholder, such as `{date:%Y%m%d}`."""
-    last = _last_day(name)
-    return name if last is None else f"{name[: last[0].start()]}{last[1]}{name[last[0].end() :]}"
-
-
-def without_days(name: str) -> str:
-    """Returns the path of a log without the days in it, and without wildcards."""
-    bare = with_any_date(name)
-    while (last := _last_day(bare)) is not None:
-        bare = bare[: last[0].start()] + bare[last[0].end() :]
-    return bare.replace("*", "")
-
-
-def _last_day(name: str) -> tuple[re.Match[str], str] | None:
-    """Returns the last day in a name, and the placeholder for it.
-
-    If several notations match at the same end, the longest match is used.
-    """
-    days = [
-        (match, key) for pattern, key in _DAYS for match in pattern.finditer(name) if _is_day(match.groups())
-    ]
-    return max(days, key=lambda day: (day[0].end(), -day[0].start()), default=None)
-
-
-def _is_day(parts: Sequence[str]) -> bool:
-    year, month, day = map(int, parts)
-    try:
-        date(year, month, day)
-    except ValueError:
-        return False
-    return True
-
-
-def _pattern_of(location: str, files: Sequence[str]) -> str:
-    folders = {name.rsplit("/", 1)[0] for name in files}
-    endings = {_ending(name) for name in files}
-    if len(folders) > 1 or len(endings) > 1:
-        raise ConfigError(
-            f"{location} has files of several tables: {[name.rsplit('/', 1)[1] for name in files][:5]}",
-            "pass the file of the log, or a glob in quotes, such as 'folder/events_*.csv'",
-        )
-    return f"{folders.pop()}/*{endings.pop()}"
-
-
-def _ending(name: str) -> str:
-    """Returns a file's name from its first dot on, without the parts that are numbers."""
-    last = name.rsplit("/", 1)[1]
-    return "".join(f".{part}" for part in last.split(".")[1:] if not part.isdigit())
+        all_rows = round(sum(part.rows for part in whole) * total / max(read, 1))
+    is_whole = len(whole) == len(files)
+    counts = tuple((part.file, part.rows) for part in parts)
+    return TableSample(path, form, separator, has_names, is_text, rows, counts, is_whole, all_rows)
 
 
 def _format_by_name(name: str) -> str | None:
@@ -392,25 +252,25 @@ def _head(path: str, most_bytes: int) -> tuple[bytes, bool]:
     return b"".join(parts), is_whole
 
 
-def _end(path: RawPath) -> bytes:
+def _end(files: Sequence[str]) -> _Text:
     """Returns the last lines of the last text file, without lines of the head; empty if there are no others.
 
     If the result does not begin with the first line of the file, an empty line stands for the header. A
     compressed file can be read only from its start. If it is the last one of several files, its first lines
     are returned.
     """
-    last = path.files[-1]
+    last = files[-1]
     if compression(last):
-        return b"" if len(path.files) == 1 else _head(last, _LAST_BYTES)[0]
-    files, inner = file_io.filesystem(last)
-    size = files.get_file_info(inner).size
-    start = max(size - _LAST_BYTES, _FIRST_BYTES if len(path.files) == 1 else 0)
+        return _Text(last, *((b"", False) if len(files) == 1 else _head(last, _LAST_BYTES)))
+    filesystem, inner = file_io.filesystem(last)
+    size = filesystem.get_file_info(inner).size
+    start = max(size - _LAST_BYTES, _FIRST_BYTES if len(files) == 1 else 0)
     text = b"".join(map(bytes, read_blocks(FileSplit(last, start, size)))) if start < size else b""
-    return b"\n" + text if start and text else text
+    return _Text(last, b"\n" + text if start and text else text, is_whole=not start)
 
 
-def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
-    first = texts[0].decode("utf-8", errors="replace")
+def _separated(path: RawPath, texts: Sequence[_Text]) -> TableSample:
+    first = texts[0].text.decode("utf-8", errors="replace")
     lines = [line for line in first.split("\n")[:_LINES] if line.strip()]
     if not lines:
         raise DataError(f"{path.files[0]} has no line with text", "pass the path of another file")
@@ -448,19 +308,31 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
             "add a first line with the names of the columns",
         )
     if not has_names and _is_of_displays([fields[-1] for fields in rows]):
-        return _displays(path, texts, first_is_whole, separator, width)
-    table = pa.concat_tables([_parsed(text, separator, names, has_names, quoted) for text in texts])
-    form = "csv" if has_names else "tsv"
+        return _displays(path, texts, separator, width)
+    tables, parts = [], []
+    for text in texts:
+        of_file = _names_of(text.text, separator, quoted) if has_names else []
+        if of_file and not set(names) <= set(of_file):
+            continue  # A run refuses a file without these columns.
+        tables.append(_parsed(text.text, separator, of_file or names, has_names, quoted))
+        tables[-1] = tables[-1].select([name for name in names if name.strip()])
+        parts.append(_Part(text.file, tables[-1].num_rows, text.is_whole))
     return _sample(
         path,
-        form,
-        table,
-        first_is_whole,
+        "csv" if has_names else "tsv",
+        pa.concat_tables(tables),
+        parts,
         path.files,
         separator=separator,
         has_names=has_names,
         is_text=True,
     )
+
+
+def _names_of(text: bytes, separator: str, quoted: bool) -> list[str]:
+    """Returns the fields of the first line; empty if the first line is empty."""
+    line = text.split(b"\n", 1)[0].decode("utf-8", errors="replace")
+    return _fields([line], separator, quoted)[0] if line.strip() else []
 
 
 def _is_plain_tsv(lines: Sequence[str]) -> bool:
@@ -479,36 +351,36 @@ def _is_of_displays(fields: Sequence[str]) -> bool:
     return fitting >= _REGULAR_SHARE * len(fields) and several > len(fields) / 2
 
 
-def _displays(
-    path: RawPath, texts: Sequence[bytes], first_is_whole: bool, separator: str, width: int
-) -> TableSample:
+def _displays(path: RawPath, texts: Sequence[_Text], separator: str, width: int) -> TableSample:
     """Returns the rows of displays: one row for each shown item, with the columns `item` and `clicked`.
 
     Only the first displays of a large file are read, because each display has many rows.
     """
     names = [*(f"c{number}" for number in range(1, width)), "item", "clicked"]
-    first = texts[0]
-    if len(first) > _DISPLAY_BYTES:
-        first = first[: first.rfind(b"\n", 0, _DISPLAY_BYTES) + 1]
-    parts = [rows_of_displays(first, separator)]
-    for text in texts[1:]:
-        start = 0 if len(text) <= _DISPLAY_BYTES else text.find(b"\n", len(text) - _DISPLAY_BYTES) + 1
-        parts.append(rows_of_displays(text[start:], separator))
-    table = pa.concat_tables([_parsed(part, separator, names, False, False) for part in parts])
-    read = sum(min(len(text), _DISPLAY_BYTES) for text in texts)
+    tables, parts, read = [], [], 0
+    for number, text in enumerate(texts):
+        lines, is_end = text.text, 0 < number == len(texts) - 1
+        most = _DISPLAY_BYTES // (1 if is_end or not number else len(texts) - 2)
+        if len(lines) > most:
+            of_end = lines[lines.find(b"\n", len(lines) - most) + 1 :]
+            lines = of_end if is_end else lines[: lines.rfind(b"\n", 0, most) + 1]
+        read += len(lines)
+        tables.append(_parsed(rows_of_displays(lines, separator), separator, names, False, False))
+        parts.append(_Part(text.file, tables[-1].num_rows, text.is_whole))
     sample = _sample(
         path,
         "displays",
-        table,
-        first_is_whole,
+        pa.concat_tables(tables),
+        parts,
         path.files,
         separator=separator,
         has_names=False,
         is_text=True,
     )
-    if read == sum(map(len, texts)) or sample.all_rows is None:
+    whole = sum(len(text.text) for text in texts)
+    if read == whole or sample.all_rows is None:
         return sample
-    return replace(sample, is_whole=False, all_rows=round(sample.all_rows * sum(map(len, texts)) / read))
+    return replace(sample, is_whole=False, all_rows=round(sample.all_rows * whole / max(read, 1)))
 
 
 def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
@@ -606,9 +478,9 @@ def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, 
     return table.select([place for place, name in enumerate(names) if name.strip()])
 
 
-def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
+def _json_lines(path: RawPath, texts: Sequence[_Text]) -> TableSample:
     try:
-        return _shallow_json_lines(path, texts, first_is_whole)
+        return _shallow_json_lines(path, texts)
     except RecursionError:
         raise DataError(
             f"{path.files[0]} has a line whose JSON values are nested too deeply",
@@ -616,13 +488,15 @@ def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> 
         ) from None
 
 
-def _shallow_json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
-    lines, *others = [[line for line in text.split(b"\n") if line.strip()] for text in texts]
-    rest = lines[_FIRST_ROWS:]
-    rows = _json_rows(path, lines[:_FIRST_ROWS])
-    for end in (rest[-_LAST_ROWS:], *others):
-        rows += _json_rows(path, end, is_first=False)
-    first_is_whole &= len(rest) <= _LAST_ROWS
+def _shallow_json_lines(path: RawPath, texts: Sequence[_Text]) -> TableSample:
+    rows, parts = [], []
+    for number, text in enumerate(texts):
+        lines = [line for line in text.text.split(b"\n") if line.strip()]
+        rest = [] if number else lines[_FIRST_ROWS:]
+        of_file = _json_rows(path, lines[: len(lines) - len(rest)], is_first=not number)
+        of_file += _json_rows(path, rest[-_LAST_ROWS:], is_first=False)
+        parts.append(_Part(text.file, len(of_file), text.is_whole and len(rest) <= _LAST_ROWS))
+        rows += of_file
     flat: dict[tuple[str, ...], list[object]] = {}
     for number, row in enumerate(rows):
         for fields, value in _leaves((), row if isinstance(row, dict) else {}):
@@ -636,7 +510,7 @@ def _shallow_json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: b
         if name not in columns:
             columns[name] = _json_column([*values, *[None] * (len(rows) - len(values))])
             with_points += [name] if has_point[fields] else []
-    sample = _sample(path, "jsonl", pa.table(columns), first_is_whole, path.files)
+    sample = _sample(path, "jsonl", pa.table(columns), parts, path.files)
     return replace(sample, with_points=tuple(with_points))
 
 
@@ -691,14 +565,23 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
         raise DataError(f"{path.pattern} has no files", "pass the path of another table")
     kind = "orc" if form == "orc" else "parquet"
     first, rows = _first_rows(files[0], kind, _FIRST_ROWS)
-    if len(files) == 1 and first.num_rows == rows:
-        return _sample(path, form, _with_signed(first), True, files)
-    left = rows - first.num_rows
-    last = _last_rows(files[-1], kind, min(_LAST_ROWS, left) if len(files) == 1 else _LAST_ROWS)
-    # If the first file and the last file have different schemas, only the rows of the first file are used.
-    same = last.schema.equals(first.schema)
-    table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
-    return _sample(path, form, _with_signed(table), same and first.num_rows == rows, files)
+    tables, parts = [first], [_Part(files[0], first.num_rows, first.num_rows == rows)]
+    between = _between(files) if first.num_rows < _FIRST_ROWS else []
+    for number, file in enumerate(between):
+        share = (_FIRST_ROWS - sum(table.num_rows for table in tables)) // (len(between) - number)
+        if share > 0:
+            table, rows = _first_rows(file, kind, share)
+            tables.append(table)
+            parts.append(_Part(file, table.num_rows, table.num_rows == rows))
+    if len(files) > 1 or not parts[0].is_whole:
+        left = rows - first.num_rows if len(files) == 1 else _LAST_ROWS
+        last, rows = _last_rows(files[-1], kind, min(_LAST_ROWS, left))
+        tables.append(last)
+        parts.append(_Part(files[-1], last.num_rows, last.num_rows == rows))
+    # Files whose schema differs from that of the first one are left out.
+    same = [number for number, table in enumerate(tables) if table.schema.equals(first.schema)]
+    table = pa.concat_tables([tables[number].cast(first.schema) for number in same])
+    return _sample(path, form, _with_signed(table), [parts[number] for number in same], files)
 
 
 def _with_signed(table: pa.Table) -> pa.Table:
@@ -737,10 +620,10 @@ def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
         raise _unreadable(path, form, error) from error
 
 
-def _last_rows(path: str, form: str, most: int) -> pa.Table:
-    """Returns the last rows of a file: at most `most` rows of its last row group or stripe.
+def _last_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
+    """Returns the last rows of a file, and the number of all its rows.
 
-    Row groups without rows are skipped.
+    At most `most` rows of the last row group or stripe are returned. Row groups without rows are skipped.
     """
     files, inner = file_io.filesystem(path)
     try:
@@ -748,7 +631,7 @@ def _last_rows(path: str, form: str, most: int) -> pa.Table:
             if form == "orc":
                 stripes = orc.ORCFile(source)
                 batches = [stripes.read_stripe(stripes.nstripes - 1)] if stripes.nstripes else []
-                table = pa.Table.from_batches(batches, stripes.schema)
+                table, rows = pa.Table.from_batches(batches, stripes.schema), stripes.nrows
             else:
                 parquet = pq.ParquetFile(source)
                 last = deque[pa.RecordBatch](maxlen=2)
@@ -756,10 +639,10 @@ def _last_rows(path: str, form: str, most: int) -> pa.Table:
                 groups = [group for group in range(footer.num_row_groups) if footer.row_group(group).num_rows]
                 for batch in parquet.iter_batches(65_536, row_groups=groups[-1:]):
                     last.append(batch)
-                table = pa.Table.from_batches(last, parquet.schema_arrow)
+                table, rows = pa.Table.from_batches(last, parquet.schema_arrow), footer.num_rows
     except (pa.ArrowInvalid, OSError) as error:
         raise _unreadable(path, form, error) from error
-    return table.slice(max(table.num_rows - most, 0))
+    return table.slice(max(table.num_rows - most, 0)), rows
 
 
 def _unreadable(path: str, form: str, error: Exception) -> DataError:
@@ -767,15 +650,25 @@ def _unreadable(path: str, form: str, error: Exception) -> DataError:
 
 
 def _avro(path: RawPath) -> TableSample:
-    import fastavro
-
-    files, inner = file_io.filesystem(path.files[0])
-    with files.open_input_file(inner) as source:
-        records: Iterable[Any] = fastavro.reader(source)
-        rows = [dict(record) for record in islice(records, _FIRST_ROWS)]
+    rows: list[dict[str, Any]] = []
+    parts: list[_Part] = []
+    ends = path.files[:: max(len(path.files) - 1, 1)]
+    chosen = [ends[0], *_between(path.files), *ends[1:]]
+    for number, file in enumerate(chosen):
+        most = (_FIRST_ROWS - len(rows)) // (1 if not number else len(chosen) - number)
+        of_file = _avro_rows(file, most)
+        rows += of_file
+        parts.append(_Part(file, len(of_file), len(of_file) < most))
     names = list(rows[0]) if rows else []
     columns = {name: _json_column([row.get(name) for row in rows]) for name in names}
-    # Only the first file is read.
-    first_is_whole = len(rows) < _FIRST_ROWS
-    sample = _sample(path, "avro", pa.table(columns), first_is_whole, path.files[:1])
-    return sample if len(path.files) == 1 else replace(sample, is_whole=False, all_rows=None)
+    return _sample(path, "avro", pa.table(columns), parts, path.files)
+
+
+def _avro_rows(path: str, most: int) -> list[dict[str, Any]]:
+    """Returns the first rows of a file."""
+    import fastavro
+
+    files, inner = file_io.filesystem(path)
+    with files.open_input_file(inner) as source:
+        records: Iterable[Any] = fastavro.reader(source)
+        return [dict(record) for record in islice(records, most)]

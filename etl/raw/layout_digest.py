@@ -99,7 +99,9 @@ def _settings(table: RawTable) -> dict[str, Any]:
     if table.time_zone == UTC:
         del settings["time_zone"]
     if isinstance(table, Log):
-        of_numbers = {"column", "positive_at_least"} if table.label.positive is None else None
+        of_numbers = (
+            {"column", "positive_at_least", "rows_without_value"} if table.label.positive is None else None
+        )
         settings["label"] = table.label.model_dump(include=of_numbers)
     columns = [_column_settings(column) for column in table.columns]
     return {**settings, "columns": columns, "separator": table.field_separator}

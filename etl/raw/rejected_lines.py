@@ -185,7 +185,12 @@ def _label_remedy(log: Log, column: str, rejected: RejectedLine) -> str:
     value = field_of(log, rejected, column)
     if value is None:
         what = "a label" if log.label.positive is None else "an event"
-        return f"give every row {what} in {column}, or leave these rows out of the files"
+        empty = (
+            ""
+            if log.label.weights
+            else ("; or set log.label.rows_without_value=not_clicked if these rows are not clicks")
+        )
+        return f"give every row {what} in {column}, or leave these rows out of the files{empty}"
     if log.label.positive is not None:
         if not rejected.reason.startswith("event:"):
             return _type_remedy(log, "log", rejected, column)

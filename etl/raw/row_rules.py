@@ -8,7 +8,7 @@ in which rows are checked. If several rules reject a row, the reason of the firs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -77,12 +77,14 @@ class RowRule:
         column: the raw column.
         checks: the conditions that reject a row, in the order in which they are checked.
         compute: takes an array of n raw values, and returns the n computed values.
+        of_null: the computed value of rows without a raw value; None if they have none.
     """
 
     output: str
     column: str
     checks: tuple[RowCheck, ...]
     compute: Callable[[pa.Array], pa.Array]
+    of_null: float | None = None
 
 
 def row_rules(
@@ -136,10 +138,19 @@ def _label_rules(label: Label, keys: Keys | None, types: Mapping[str, str]) -> l
     if column is None:
         return [_always_one(keys.item if keys else next(iter(types)))]
     is_text = types[column] == "string"
+    if label.rows_without_value == "not_clicked":
+        rule = (_label if label.positive is None else _label_of_event)(label, column, is_text)
+        checks = [replace(check, rejects=_only_values(check.rejects)) for check in rule.checks]
+        return [replace(rule, checks=tuple(checks), of_null=0.0)]
     if label.positive is None:
         return [_label(label, column, is_text)]
     by_event = [_label_of_event(label, column, is_text)]
     return by_event if label.weights is None else [*by_event, _weight_of_event(label, column, is_text)]
+
+
+def _only_values(rejects: Callable[[pa.Array], pa.Array]) -> Callable[[pa.Array], pa.Array]:
+    """Returns a condition that rejects the same rows, except rows without a value."""
+    return lambda values: pc.and_(rejects(values), values.is_valid())
 
 
 def _always_one(column: str) -> RowRule:

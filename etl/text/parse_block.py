@@ -164,7 +164,8 @@ def _derived_columns(
         distinct = encoded.dictionary
         values = rule.compute(distinct)
         if not pa.types.is_string(values.type):
-            derived[rule.output] = values.take(arrow(encoded).indices)
+            of_rows = values.take(arrow(encoded).indices)
+            derived[rule.output] = of_rows if rule.of_null is None else of_rows.fill_null(rule.of_null)
         elif isinstance(encoded, DeviceColumn):
             derived[rule.output] = DeviceColumn(values, encoded.codes)
         else:

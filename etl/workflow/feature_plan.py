@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from conf.errors import ConfigError
-from conf.names import SPARK_TABLE, column_name, equal_without_case
-from conf.raw_types import RawTable, fits_column
+from conf.names import SPARK_TABLE, column_name, equal_without_case, fits_column
+from conf.raw_types import RawTable
 from conf.types import LIST_COLUMNS, RESERVED, Config, FeatureGroup, History, JoinedTable
 from etl.operators.categorify import Categorify
 from etl.operators.join_external import JoinExternal

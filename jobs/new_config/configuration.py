@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.names import with_any_date
 from conf.raw_types import UTF8
 from conf.types import LastValues
-from etl.inference.column_types import depends_on, has_local_times
+from etl.inference.column_types import depends_on, has_local_times, zone_of_days
 from etl.inference.roles import (
     has_addresses,
     image_of,
@@ -22,7 +22,7 @@ from etl.inference.roles import (
     title_by_values,
     title_of,
 )
-from etl.inference.sample import without_days
+from etl.inference.table_files import without_days
 from jobs.new_config.log_columns import (
     NewConfig,
     NewLog,
@@ -133,7 +133,7 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
             )
     name = wishes.name or _name_of(wishes.log)
     config.choose(f"name: {name}", "the name of the log's file" if wishes.name is None else "--name")
-    _add_tables(name, wishes, log, joined, config)
+    _add_tables(name, _zone(wishes, log, questions, config), wishes, log, joined, config)
     _split(log, config)
     _features(log, joined, config)
     _model(log, config)
@@ -215,7 +215,10 @@ def _name_of(location: str) -> str:
     return "log"
 
 
-def _add_tables(name: str, wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig) -> None:
+def _add_tables(
+    name: str, zone: str, wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig
+) -> None:
+    """Adds the sections of the tables, and of the keys. `zone` is the time zone of the log."""
     sections = config.sections
     sections["name"] = name
     sections["data"] = ""  # reserves the position; `_use_data_folder` sets the value
@@ -235,7 +238,9 @@ def _add_tables(name: str, wishes: Wishes, log: NewLog, joined: _Joined, config:
     attributes = _attributes_of_log(log, joined)
     earlier = [one.column for one in _features_of_earlier_events(log, joined)]
     others = [*attributes, *(one for one in earlier if one not in attributes)]
-    log_section: dict[str, Any] = log.table.section([*used, *others], _zone(wishes, log))
+    log_section: dict[str, Any] = log.table.section(
+        [*used, *others], zone if zone != "UTC" and log.time is not None else None
+    )
     if log.label_column is not None:
         log_section["label"] = _label(log.label_column, log)
     if log.time is not None:
@@ -254,9 +259,15 @@ def _label(column: NamedColumn, log: NewLog) -> dict[str, Any]:
 
     With `weights`, rows of events that are not listed are left out.
     """
-    guess, section = log.label, {"column": column.name}
+    guess = log.label
+    section: dict[str, Any] = {"column": column.name}
+    if guess.has_empty:
+        section["rows_without_value"] = "not_clicked"
     if guess.positive_at_least is not None:
         return {**section, "positive_at_least": round(guess.positive_at_least, 6)}
+    if guess.has_empty:
+        events = {"positive": list(guess.weights)} if guess.weights else {}
+        return {**section, **events}
     if not guess.weights:
         return section
     events = {**section, "positive": list(guess.weights)}
@@ -268,7 +279,8 @@ def _label(column: NamedColumn, log: NewLog) -> dict[str, Any]:
 
 def _limit_of_rejected(log: NewLog, config: NewConfig) -> None:
     """Sets `quality.max_bad_share` if many rows of the sample have no item, time or label."""
-    needed = [one for one in (log.item, *log.times, log.label_column) if one is not None]
+    label = None if log.label.has_empty else log.label_column
+    needed = [one for one in (log.item, *log.times, label) if one is not None]
     missing = {one.sampled.source: share_without(one.sampled, log.label) for one in needed}
     source, share = max(missing.items(), key=lambda entry: entry[1], default=("", 0.0))
     total = min(sum(missing.values()), 1.0)
@@ -328,8 +340,23 @@ def _use_data_folder(config: NewConfig) -> None:
             table["path"] = "{data}" + whole[id(table)][len(common.rstrip("/")) :]
 
 
-def _zone(wishes: Wishes, log: NewLog) -> str | None:
-    return wishes.time_zone if wishes.time_zone != "UTC" and log.time is not None else None
+def _zone(wishes: Wishes, log: NewLog, questions: Questions, config: NewConfig) -> str:
+    """Returns the time zone of the log. Asks if many rows are on other days than their files in UTC."""
+    if wishes.time_zone != "UTC" or log.time is None or log.time_of_day is not None or not _is_by_day(log):
+        return wishes.time_zone
+    days = zone_of_days(log.time.sampled, log.table.sample)
+    if days is None:
+        return wishes.time_zone
+    outside = f"{days.outside:.0%} of the rows are not on the UTC day of their file"
+    if days.stored is not None:
+        config.choose(f"log.time_zone: {days.stored}", f"the zone of {log.time.sampled.source}; {outside}")
+        return days.stored
+    zone = questions.choose(
+        f"In which time zone do the days of the files begin? {outside}.",
+        [*days.zones, "UTC"],
+    )
+    config.choose(f"log.time_zone: {zone}", outside)
+    return zone
 
 
 def _attributes_of_log(log: NewLog, joined: _Joined) -> list[NamedColumn]:
@@ -697,6 +724,9 @@ def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, want
         config.choose("no lists", "no columns look like a user and an item (--user, --item)")
         return
     filters = _stock_filters(log.item.name, joined, config)
+    if log.label.has_shown and log.label.positive_at_least is not None:
+        # A label by `positive_at_least` is taken for that of a log of choices, such as ratings.
+        filters = {"repeats": "unclicked", **filters}
     if wants_repeats:
         filters = {"repeats": "all", **filters}
         config.choose("candidates.repeats: all", "users choose the same items again")

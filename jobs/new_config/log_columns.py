@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,18 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError
-from etl.inference.column_types import SampledColumn
+from etl.inference.column_types import SampledColumn, has_midnights, numbers_of, plain_name
 from etl.inference.roles import (
+    CERTAIN_EVENT_NAME,
+    LABEL_NAME,
     MOST_NULL_KEYS,
+    NO_LABEL_NAME,
+    NO_TEXTS,
     LabelGuess,
     Roles,
     doubt_of_name,
     events_of,
-    has_midnights,
+    is_attribute,
     is_id_name,
     label_of,
     labels_of_numbers,
-    plain_name,
     possible_events,
     possible_keys,
     roles_of,
@@ -32,8 +34,19 @@ from etl.inference.roles import (
     time_of_day_of,
 )
 from etl.inference.sample import TableSample
+from etl.raw.text_values import numbers
 from jobs.new_config.questions import Questions
-from jobs.new_config.tables import NamedColumn, NewTable, key_by_table, open_new_table, renamed, with_lists
+from jobs.new_config.tables import (
+    NamedColumn,
+    NewTable,
+    key_by_table,
+    open_new_table,
+    renamed,
+    share_of_most_frequent,
+    shown_items_in,
+    with_arrays,
+    with_lists,
+)
 
 # If there are more than `_FEW_USERS` users, and one of them has more than this share of the rows, its id
 # probably stands for unknown users.
@@ -70,6 +83,12 @@ _LEFT_OUT, _NOT_CLICKED, _CLICKED = (
 )
 _BY_NAME = "by its name"
 _BY_ID_NAME = "its name says that it has ids"
+# If only some rows have a number, there are at most _FEW_COUNTS different counts of clicks. _NO_COUNT_NAME
+# matches names of numbers, such as click rates, that are attributes of a row.
+_FEW_COUNTS = 30
+_NO_COUNT_NAME = re.compile(
+    r"(^|_)(rate|ctr|ratio|prob|probability|avg|mean|share|score|pos|position|rank|past|prev|last|hist|history)($|_)"
+)
 # An event has no items if at most this share of its rows have one.
 _ROWS_WITH_ITEM = 0.01
 # A user column is doubtful if its values are distinct in a larger share of the rows that have one.
@@ -178,7 +197,7 @@ class NewLog:
 def no_keys(log: NewLog) -> ConfigError:
     """Returns the error for a log in which the column of the user, of the item, or both are not known."""
     path, sources = log.table.sample.path.files[0], [column.sampled.source for column in log.table.columns]
-    shown = _shown_items_in([column.sampled for column in log.table.columns])
+    shown = shown_items_in([column.sampled for column in log.table.columns])
     if shown is not None:
         return ConfigError(
             f"the column {shown.source} of {path} has several shown items in one field, such as "
@@ -191,66 +210,22 @@ def no_keys(log: NewLog) -> ConfigError:
             f"no column of {path} looks like the user or the item of a row: {sources}",
             "name them: --user COLUMN --item COLUMN (columns of files without a header are c1, c2, …)",
         )
-        return _with_arrays(error, log.table.sample)
+        return with_arrays(error, log.table.sample)
     known, missing = ("user", "item") if log.item is None else ("item", "user")
     column = log.keys[0].sampled.source
     error = ConfigError(
         f"no column of {path} looks like the {missing} of a row: {sources}; {column} is the {known}",
         f"name it: --{missing} COLUMN, or pass the table of {missing}s with --{missing}s",
     )
-    return _with_arrays(error, log.table.sample)
-
-
-def _with_arrays(error: ConfigError, sample: TableSample) -> ConfigError:
-    """Returns the error. It names a column with arrays of objects, such as the items of an order."""
-    arrays = [one.name for one in sample.rows.schema if _has_objects(one.type)]
-    if not arrays:
-        return error
-    array, command = arrays[0], ""
-    if sample.format == "jsonl":
-        others = [one.name.split(".")[0] for one in sample.rows.schema if not _has_objects(one.type)]
-        kept = ", ".join(f"{json.dumps(name)}: .{json.dumps(name)}" for name in dict.fromkeys(others))
-        objects = "".join(f".{json.dumps(name)}" for name in array.split("."))
-        file = sample.path.files[0].rsplit("/", 1)[-1]
-        command = f", such as by `jq -c '{{{kept}}} + {objects}[]?' {file} > rows_{file}`"
-    return ConfigError(
-        f"{error.problem}; {array} has arrays of objects, which are no columns",
-        f"write one row for each object of {array}{command}; or {error.remedy}",
-    )
-
-
-def _has_objects(kind: pa.DataType) -> bool:
-    """Returns whether a column has arrays of objects."""
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return is_list and pa.types.is_struct(kind.value_type)
-
-
-def _shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns a column whose values list shown items, with 1 after a clicked item: `N1-0 N2-1`."""
-    for column in columns:
-        texts = column.values.drop_null()
-        if not pa.types.is_string(texts.type) or not len(texts):
-            continue
-        has_several = pc.match_substring_regex(texts.slice(0, 1_000), r"^\S+[-:_][01]([ ,;|]\S+[-:_][01])+$")
-        if pc.sum(has_several).as_py() > len(texts.slice(0, 1_000)) / 2:
-            return column
-    return None
-
-
-def _share_of_most_frequent(column: SampledColumn) -> float:
-    """Returns the share of the most frequent value among the values of a column that are not null."""
-    texts = column.values.drop_null()
-    if not len(texts):
-        return 0.0
-    return float(pc.max(texts.value_counts().field("counts")).as_py()) / len(texts)
+    return with_arrays(error, log.table.sample)
 
 
 def ask_for_unknown_user(log: NewLog, questions: Questions) -> None:
     """Records a question if one user has so many rows that its id may stand for unknown users."""
     user = None if log.user is None else log.user.sampled
-    if user is not None and user.distinct > _FEW_USERS and _share_of_most_frequent(user) > _MOST_OF_A_USER:
+    if user is not None and user.distinct > _FEW_USERS and share_of_most_frequent(user) > _MOST_OF_A_USER:
         questions.open.append(
-            f"Is {user.examples[0]!r} a user? {_share_of_most_frequent(user):.0%} of the rows have this "
+            f"Is {user.examples[0]!r} a user? {share_of_most_frequent(user):.0%} of the rows have this "
             f"{user.source}; if it stands for unknown users, add it to log.null_values and set "
             "keys.rows_without_user: leave_out, or choose another column with --user"
         )
@@ -288,7 +263,14 @@ def outcome_in(column: SampledColumn, label: LabelGuess) -> str | None:
 
 
 def _clicks_in(column: SampledColumn, label: LabelGuess) -> np.ndarray:
-    """Returns, for each of n rows, whether it is a click. The label has events, flags, or 0 and 1."""
+    """Returns, for each of n rows, whether it is a click."""
+    if label.positive_at_least is not None:
+        values = column.values.combine_chunks()
+        counts = numbers(values) if pa.types.is_string(values.type) else values
+        return (
+            np.asarray(pc.cast(counts, pa.float64(), safe=False).fill_null(-np.inf))
+            >= label.positive_at_least
+        )
     texts = pc.cast(column.values.combine_chunks(), pa.string())
     clicks = [*label.weights] if label.weights else ["1", "1.0", "true", "t", "yes", "y"]
     is_click = pc.is_in(texts if label.weights else pc.utf8_lower(texts), pa.array(clicks))
@@ -303,7 +285,7 @@ def ask_for_unread_time(log: NewLog, questions: Questions) -> None:
         for one in others
         if _TIME_NAME.search(plain_name(one.source))
         and not _OTHER_TIME_NAME.search(plain_name(one.source))
-        and not (one.is_time or one.is_time_of_day or one.is_list)
+        and not (one.is_time or one.is_time_of_day or (one.is_list and one.separator is None))
         and one.distinct > 1
     ]
     if log.time is not None or not unread:
@@ -351,6 +333,8 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     items, item_why = _possible(table, roles, "item", wishes.items, user)
     item = chosen(wishes.item, items, "Which column has the item?")
     time, time_of_day = _times_of(wishes.time, table, roles)
+    time = _with_order_of_dates(time, questions)
+    table = _with_column(table, time)
     label = _chosen_label(wishes.label, table, roles.label, (user, item, time, time_of_day), questions)
     label = _with_items(_with_other_events(label, questions), item, wishes, questions)
     if sample.has_names and not sample.has_displays:
@@ -408,6 +392,18 @@ def _times_of(
         times, of_day = dates, times[0]
     time = table.column(times[0].source) if times else None
     return time, None if of_day is None else table.column(of_day.source)
+
+
+def _with_order_of_dates(time: NamedColumn | None, questions: Questions) -> NamedColumn | None:
+    """Returns the column of the time. Asks whether its dates begin with the day or with the month."""
+    if time is None or time.sampled.other_format is None:
+        return time
+    column = time.sampled
+    chosen = questions.choose(
+        f"How are the times of {column.source} written, such as {column.examples[0]!r}?",
+        [column.format, str(column.other_format)],
+    )
+    return replace(time, sampled=replace(column, format=chosen, other_format=None))
 
 
 def _dates(time: NamedColumn | None, time_of_day: NamedColumn | None) -> NamedColumn | None:
@@ -624,13 +620,17 @@ def _chosen_label(
     """
     columns = [one.sampled for one in table.columns]
     if wish is not None:
-        return _wished_label(table.column(wish).sampled, questions)
+        wished = table.column(wish).sampled
+        _refuse_two_texts(wished)
+        return _wished_label(wished, questions)
+    taken = [None if one is None else one.sampled for one in others]
+    if table.sample.has_names and (label.column is None or label.column.type != "string"):
+        label = _asked_flag(label, columns, taken, questions)
     if label.column is not None and label.column.type != "string" and table.sample.has_names:
         return _flag_or_rating(label, columns, questions)
     if not label.is_certain:
         return _confirmed(label, questions)
     if label.column is None and table.sample.has_names:
-        taken = [None if one is None else one.sampled for one in others]
         return _asked_events(possible_events(columns, taken), questions)
     return label
 
@@ -643,8 +643,12 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
     """
     if column.type != "string":
         label = label_of([column], has_names=True)
-        return label if label.column is not None else LabelGuess(column, has_shown=True, why="--label")
-    label_of_events = events_of(column)
+        return (
+            label
+            if label.column is not None
+            else _plausible_flag(column) or LabelGuess(column, has_shown=True, why="--label")
+        )
+    label_of_events = _plausible_flag(column) if column.nulls and column.distinct == 1 else events_of(column)
     if label_of_events is None:
         raise ConfigError(
             f"--label {column.source}: the column has {column.distinct:,} different texts, such as "
@@ -657,6 +661,97 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
             "with equal weights; correct log.label"
         )
     return label_of_events
+
+
+def _refuse_two_texts(column: SampledColumn) -> None:
+    """Raises ConfigError if a column has two texts, and it is not known which of them means a click."""
+    label = events_of(column) if column.type == "string" and column.distinct == 2 else None
+    if label is None or CERTAIN_EVENT_NAME.search(plain_name(column.source)):
+        return
+    if not label.has_shown and len(label.weights) == 2 and set(label.weights.values()) == {1.0}:
+        raise ConfigError(
+            f"--label {column.source}: the column has the texts {[*label.weights]}, and init does not know "
+            "which of them means a click",
+            "write 1 or yes for a click and 0 or no for other rows; or omit --label, and set "
+            "log.label.positive in the new configuration to the text of a click",
+        )
+
+
+def _asked_flag(
+    label: LabelGuess,
+    columns: Sequence[SampledColumn],
+    others: Sequence[SampledColumn | None],
+    questions: Questions,
+) -> LabelGuess:
+    """Returns the label. Asks about a column whose name means a click, but whose values are not only 0 and 1.
+
+    Args:
+        label: the label in another column, or no label.
+        columns: the columns of the log.
+        others: columns that have another role.
+        questions: answers the question.
+    """
+    if label.column is not None and LABEL_NAME.search(label.column.source):
+        return label
+    taken = {one.source for one in others if one is not None}
+    ids = possible_keys(columns, max((len(one.values) for one in columns), default=0))
+    for column in columns:
+        name = plain_name(column.source)
+        if (
+            column.source in taken
+            or not LABEL_NAME.search(column.source)
+            or NO_LABEL_NAME.search(column.source)
+            or column.is_time
+            or column.is_list
+            or is_id_name(column.source)
+            or (column.is_number and _NO_COUNT_NAME.search(name))
+        ):
+            continue
+        guess = _plausible_flag(column)
+        is_known = guess is not None and (guess.has_empty or column.is_number)
+        if guess is not None and (is_known or not is_attribute(column, ids)):
+            every_row = _EVERY_ROW if label.column is None else _clicks_of(label)
+            chosen = questions.choose(
+                f"Which rows are clicks? {column.source} has {guess.why}.", [_clicks_of(guess), every_row]
+            )
+            return guess if chosen != every_row else label
+    return label
+
+
+def _plausible_flag(column: SampledColumn) -> LabelGuess | None:
+    """Returns the most likely label in a column whose values are not only 0 and 1; None if there is none.
+
+    If only some rows have a value, these are clicks. Of numbers, the positive ones are clicks. Of two texts,
+    the rarer one is a click.
+    """
+    values = column.values.drop_null()
+    if not len(values):
+        return None
+    examples, shown = list(column.examples), f"values such as {', '.join(map(repr, column.examples))}"
+    if column.type in ("bool", "string"):
+        if column.distinct == 1 and column.nulls and examples[0].strip().lower() not in NO_TEXTS:
+            events = {examples[0]: 1.0} if column.type == "string" else {}
+            why = f"no other value than {examples[0]!r}, and is empty in {column.nulls:,} rows"
+            return LabelGuess(column, None, events, has_shown=True, has_empty=True, why=why)
+        if column.type == "string" and column.distinct == 2 and not column.nulls:
+            return LabelGuess(
+                column, None, {examples[1]: 1.0}, shown=(examples[0],), has_shown=True, why=shown
+            )
+        return None
+    if not column.is_number:
+        return None
+    counts = numbers_of(values)
+    low, positive = float(counts.min()), counts[counts > 0]
+    if column.nulls and low > 0 and column.distinct <= _FEW_COUNTS:
+        why = f"{shown}, and is empty in {column.nulls:,} rows"
+        least = None if column.distinct == 1 and low == 1 else low
+        return LabelGuess(column, least, has_shown=True, has_empty=True, why=why)
+    if low <= 0:
+        least = float(positive.min()) if len(positive) else 1.0
+        return LabelGuess(column, least, has_shown=True, why=shown)
+    return (
+        LabelGuess(column, float(counts.max()), has_shown=True, why=shown) if column.distinct == 2 else None
+    )
 
 
 def _flag_or_rating(label: LabelGuess, columns: Sequence[SampledColumn], questions: Questions) -> LabelGuess:
@@ -694,8 +789,10 @@ def _clicks_of(label: LabelGuess) -> str:
     """Returns a text for the list of choices: which rows of the log are clicks."""
     if label.column is None:
         return "every row"
-    if label.weights:
+    if label.weights and not label.has_empty:
         return f"the events {list(label.weights)} of {label.column.source}"
+    if label.has_empty:
+        return f"the rows with a value of {label.column.source}"
     if label.positive_at_least is not None:
         return f"{label.column.source} of at least {label.positive_at_least:g}"
     return f"{label.column.source} is 1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,8 @@ from etl.inference.column_types import (
     whole_numbers,
 )
 from etl.inference.roles import is_id_name, is_key_name, with_lists_of_items
-from etl.inference.sample import TableSample, find_table, read_sample
+from etl.inference.sample import TableSample, read_sample
+from etl.inference.table_files import find_table
 from etl.raw.text_values import integers, numbers, text_lists
 from etl.readers.jsonl import refuse_names_with_points
 
@@ -189,7 +191,8 @@ def _with_ids(column: SampledColumn, *, is_key: bool = False) -> SampledColumn:
         column: any column.
         is_key: whether the column certainly has the ids of users or items, whatever its name is.
     """
-    if column.type != "float" or column.has_comma or not (is_key or is_key_name(column.source)):
+    has_fractions = column.type in ("float", "decimal") and not column.has_comma
+    if not has_fractions or not (is_key or is_key_name(column.source)):
         return column
     if pa.types.is_string(column.values.type):
         return replace(column, type="string")
@@ -270,6 +273,42 @@ def _texts(values: pa.ChunkedArray) -> pa.Array:
     if pa.types.is_floating(whole.type):
         whole = pc.cast(whole, pa.int64(), safe=False)
     return pc.cast(whole, pa.string())
+
+
+def with_arrays(error: ConfigError, sample: TableSample) -> ConfigError:
+    """Returns the error. It names a column with arrays of objects, such as the items of an order."""
+    arrays = [one.name for one in sample.rows.schema if _has_objects(one.type)]
+    if not arrays:
+        return error
+    array, command = arrays[0], ""
+    if sample.format == "jsonl":
+        others = [one.name.split(".")[0] for one in sample.rows.schema if not _has_objects(one.type)]
+        kept = ", ".join(f"{json.dumps(name)}: .{json.dumps(name)}" for name in dict.fromkeys(others))
+        objects = "".join(f".{json.dumps(name)}" for name in array.split("."))
+        file = sample.path.files[0].rsplit("/", 1)[-1]
+        command = f", such as by `jq -c '{{{kept}}} + {objects}[]?' {file} > rows_{file}`"
+    return ConfigError(
+        f"{error.problem}; {array} has arrays of objects, which are no columns",
+        f"write one row for each object of {array}{command}; or {error.remedy}",
+    )
+
+
+def _has_objects(kind: pa.DataType) -> bool:
+    """Returns whether a column has arrays of objects."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return is_list and pa.types.is_struct(kind.value_type)
+
+
+def shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
+    """Returns a column whose values list shown items, with 1 after a clicked item: `N1-0 N2-1`."""
+    for column in columns:
+        texts = column.values.drop_null()
+        if not pa.types.is_string(texts.type) or not len(texts):
+            continue
+        has_several = pc.match_substring_regex(texts.slice(0, 1_000), r"^\S+[-:_][01]([ ,;|]\S+[-:_][01])+$")
+        if pc.sum(has_several).as_py() > len(texts.slice(0, 1_000)) / 2:
+            return column
+    return None
 
 
 @dataclass(frozen=True)
@@ -434,6 +473,14 @@ def last_day(time: SampledColumn) -> str:
         return datetime.now(UTC).date().isoformat()
     last = datetime.fromtimestamp(int(micros[-1]) / 1e6, UTC).date()
     return min(last, datetime.now(UTC).date()).isoformat()
+
+
+def share_of_most_frequent(column: SampledColumn) -> float:
+    """Returns the share of the most frequent value among the values of a column that are not null."""
+    texts = column.values.drop_null()
+    if not len(texts):
+        return 0.0
+    return float(pc.max(texts.value_counts().field("counts")).as_py()) / len(texts)
 
 
 def is_sorted_by(column: SampledColumn) -> bool:

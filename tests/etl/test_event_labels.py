@@ -445,3 +445,29 @@ def test_specs_of_earlier_releases_are_read_and_written_unchanged() -> None:
 
 def test_repeats_are_those_of_a_log_that_shows_items(tmp_path: Path) -> None:
     assert shop(tmp_path).repeats == "unclicked"
+
+
+@pytest.mark.parametrize(
+    "kind, settings, values, labels",
+    [
+        ("int", {}, [1, None, 0], [1.0, 0.0, 0.0]),
+        ("int", {"positive_at_least": 2}, [2, None, 1], [1.0, 0.0, 0.0]),
+        ("string", {"positive": ["x"]}, ["x", None, "y"], [1.0, 0.0, 0.0]),
+    ],
+)
+def test_rows_without_a_value_may_have_label_0(
+    kind: str, settings: dict[str, Any], values: list[Any], labels: list[float]
+) -> None:
+    """The default of the setting is in no digest."""
+    (rule,) = rules_of(kind, rows_without_value="not_clicked", **settings)
+    array = pa.array(values)
+    assert [check.reason for check in rule.checks] == ["label:x"]
+    assert not any(check.rejects(array)[1].as_py() for check in rule.checks)
+    computed = rule.compute(array).to_pylist()
+    assert [rule.of_null if raw is None else one for raw, one in zip(values, computed, strict=True)] == labels
+    assert "rows_without_value" not in Label(column="event", **settings).model_dump()
+
+
+def test_rows_without_a_value_have_no_weight() -> None:
+    with pytest.raises(ValueError, match="rows without an event have no weight"):
+        Label(column="x", positive=["a"], weights={"a": 1.0}, rows_without_value="not_clicked")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from etl.inference.column_types import (
     SampledColumn,
@@ -16,9 +19,11 @@ from etl.inference.column_types import (
     numbers_of,
     sampled_columns,
     unique_names,
+    zone_of_days,
 )
 from etl.inference.roles import Roles, possible_events, possible_keys, roles_of
-from etl.inference.sample import find_table, read_sample
+from etl.inference.sample import read_sample
+from etl.inference.table_files import find_table
 
 N = 400
 RNG = np.random.default_rng(7)
@@ -55,6 +60,9 @@ TIMES = pd.to_datetime(SECONDS, unit="s")
         (TIMES.strftime("%d.%m.%y"), "date", "%d.%m.%y"),
         (TIMES.strftime("%m/%d/%y %H:%M"), "timestamp", "%m/%d/%y %H:%M"),
         (TIMES.strftime("%d.%m.%y %H:%M:%S"), "timestamp", "%d.%m.%y %H:%M:%S"),
+        (TIMES.strftime("%m/%d/%Y %I:%M %p"), "timestamp", "%m/%d/%Y %I:%M %p"),
+        (TIMES.strftime("%m/%d/%y %I:%M:%S %p"), "timestamp", "%m/%d/%y %I:%M:%S %p"),
+        (TIMES.strftime("%m/%d/%y %I:%M %p"), "timestamp", "%m/%d/%y %I:%M %p"),
     ],
 )
 def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind: str, notation: str) -> None:
@@ -64,6 +72,28 @@ def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind
     parsed = pd.to_datetime(values, format=None if notation == "iso" else notation, utc=True)
     expected = np.unique(parsed.astype("datetime64[us, UTC]").astype(np.int64))
     assert np.unique(micros_of(column)).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "values, kind, expected",
+    [
+        (pa.array([Decimal(one) for one in (7, 8, 9)], pa.decimal128(38, 0)), "int", [7, 8, 9]),
+        (pa.array([Decimal(10**30)] * 3, pa.decimal128(38, 0)), "string", ["1" + "0" * 30] * 3),
+        (pa.array([Decimal("1.50")] * 3, pa.decimal128(9, 2)), "decimal", [Decimal("1.50")] * 3),
+        (pa.array([b"a", None, "ü".encode()]), "string", ["a", None, "ü"]),
+        (pa.array([b"a", b"a", b"\xff"]), None, []),
+        (pa.array([1.0, np.nan, None]), "float", [1.0, None, None]),
+        (pa.array(["Y", "N", ""]), "bool", ["Y", "N", None]),
+        (pa.array(["0", "1", "1"]), "bool", ["0", "1", "1"]),
+        (pa.array(["1", "2", "1"]), "string", ["1", "2", "1"]),
+    ],
+    ids=["decimal", "long", "fraction", "bytes", "no text", "nan", "yes", "digits", "texts"],
+)
+def test_types_of_parquet(tmp_path: Path, values: pa.Array, kind: str | None, expected: list[object]) -> None:
+    pq.write_table(pa.table({"x": values}), tmp_path / "log.parquet")
+    columns = sampled_columns(read_sample(find_table(str(tmp_path / "log.parquet"))))
+    assert [column.type for column in columns] == ([] if kind is None else [kind])
+    assert [value for column in columns for value in column.values.to_pylist()] == expected
 
 
 @pytest.mark.parametrize("place", [0, 3, 200])
@@ -90,6 +120,55 @@ def test_the_notation_of_most_times_is_taken(tmp_path: Path) -> None:
     texts = (days + pd.to_timedelta(np.arange(N), unit="min")).strftime("%m/%d/%Y %H:%M:%S")
     column = _columns(tmp_path, pd.DataFrame({"user": USERS, "when": texts}))["when"]
     assert column.format == "%m/%d/%Y %H:%M:%S"
+
+
+@pytest.mark.parametrize(
+    "days, notation, other",
+    [
+        (pd.date_range("2026-02-01", periods=10), "%m/%d/%Y", None),
+        (pd.date_range("2026-02-01", periods=10), "%d/%m/%Y", None),
+        (pd.DatetimeIndex(["2026-02-03"]), "%d/%m/%Y", "%m/%d/%Y"),
+    ],
+    ids=["month first", "day first", "one day"],
+)
+def test_dates_that_fit_two_notations_have_the_shorter_span(
+    tmp_path: Path, days: pd.DatetimeIndex, notation: str, other: str | None
+) -> None:
+    texts = np.resize(days.strftime(notation), N)
+    column = _columns(tmp_path, pd.DataFrame({"user": USERS, "when": texts}))["when"]
+    assert (column.format, column.other_format) == (notation, other)
+
+
+@pytest.mark.parametrize("notation", ["%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M"])
+def test_dates_agree_with_the_days_of_their_files(tmp_path: Path, notation: str) -> None:
+    for day in ("2026-02-03", "2026-03-02"):
+        times = pd.to_datetime(day) + pd.to_timedelta(np.arange(100), unit="min")
+        frame = pd.DataFrame({"user": USERS[:100], "when": times.strftime(notation)})
+        frame.to_csv(tmp_path / f"{day}.csv", index=False)
+    columns = sampled_columns(read_sample(find_table(str(tmp_path))))
+    assert (columns[1].format, columns[1].other_format) == (notation, None)
+
+
+@pytest.mark.parametrize("form", ["offset", "seconds", "stored", "utc"])
+def test_the_zone_of_the_days_of_files_is_known(tmp_path: Path, form: str) -> None:
+    zone = "UTC" if form == "utc" else "America/New_York"
+    for day in pd.date_range("2026-02-01", periods=4):
+        times = day.tz_localize(zone) + pd.to_timedelta(np.arange(0, 86_400, 300), unit="s")
+        if form == "stored":
+            pd.DataFrame({"at": times}).to_parquet(tmp_path / f"{day.date()}.parquet")
+            continue
+        seconds = times.astype("datetime64[s, UTC]").astype(np.int64)
+        texts = seconds if form == "seconds" else [time.isoformat() for time in times]
+        pd.DataFrame({"user": "u", "at": texts}).to_csv(tmp_path / f"{day.date()}.csv", index=False)
+    sample = read_sample(find_table(str(tmp_path)))
+    days = zone_of_days(sampled_columns(sample)[-1], sample)
+    if form == "utc":
+        assert days is None
+        return
+    assert days is not None
+    assert days.outside == pytest.approx(5 / 24, abs=0.01)
+    assert days.stored == (zone if form == "stored" else None)
+    assert days.zones == (zone, "Etc/GMT+5")
 
 
 def test_a_frequent_time_does_not_make_a_column_of_times(tmp_path: Path) -> None:

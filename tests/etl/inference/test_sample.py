@@ -14,7 +14,8 @@ from pyarrow import orc
 
 from conf.errors import ConfigError, DataError
 from conf.names import with_date
-from etl.inference.sample import TableSample, find_table, read_sample
+from etl.inference.sample import TableSample, read_sample
+from etl.inference.table_files import find_table
 from etl.raw.files import find_files
 
 ROWS = [(f"u{row % 7}", f"i{row % 5}", 1_700_000_000 + row) for row in range(60)]
@@ -191,6 +192,32 @@ def test_the_end_of_the_last_of_several_files_is_read(
     times = _sample(tmp_path).rows.column("time").to_pylist()
     assert times[:400] == [str(time) for time in LONG["time"]]
     assert times[400:] == [str(time) for time in range(1_390, 1_400)]
+
+
+@pytest.mark.parametrize("form", ["csv", "csv.gz", "jsonl", "parquet", "orc"])
+def test_files_between_the_first_and_the_last_are_read(tmp_path: Path, form: str) -> None:
+    for name in "abcde":
+        _write(form.removesuffix(".gz"), tmp_path / f"{name}.{form}")
+    sample = _sample(tmp_path)
+    last = 40 if form in ("parquet", "orc") else len(LONG)  # the rows of the last row group or stripe
+    counts = zip("abcde", [len(LONG)] * 4 + [last], strict=True)
+    assert sample.parts == tuple((str(tmp_path / f"{name}.{form}"), rows) for name, rows in counts)
+    assert sample.rows.num_rows == 4 * len(LONG) + last
+    assert (sample.is_whole, sample.all_rows) == (last == len(LONG), 5 * len(LONG))
+
+
+def test_files_between_have_their_own_headers(tmp_path: Path) -> None:
+    """The order of columns may change, and columns may be added. A file without a column is left out."""
+    for name, text in (
+        ("1", "user,item\nu1,i1\nu2,i2\n"),
+        ("2", "price,item,user\n9,i3,u3\n"),
+        ("3", "item,price\ni4,9\n"),
+        ("4", "item,user\ni5,u5\n"),
+    ):
+        (tmp_path / f"{name}.csv").write_text(text)
+    sample = _sample(tmp_path)
+    assert sample.rows.to_pydict() == {"user": ["u1", "u2", "u3", "u5"], "item": ["i1", "i2", "i3", "i5"]}
+    assert not sample.is_whole
 
 
 @pytest.mark.parametrize("form", ["csv", "csv.gz", "jsonl", "parquet"])

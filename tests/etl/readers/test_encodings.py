@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from conf.errors import DataError
 from conf.raw_types import RawTable
-from etl.inference.sample import find_table, read_sample
+from etl.inference.sample import read_sample
+from etl.inference.table_files import find_table
 from etl.readers.base import open_table
 from etl.readers.table_heads import check_heads
 
