@@ -207,7 +207,7 @@ def record(part: nn.Module, samples: tuple[Tensor, ...]) -> None:
 
     Meanwhile, other threads may allocate memory and use other streams, as the loader does. By default, torch
     records in a mode in which such calls fail, and the recording with them. `make_graphed_callables` has no
-    parameter for the mode (docs/decisions/training-on-gpus.md#0161), so `torch.cuda.graph`, which it calls,
+    parameter for the mode (docs/decisions/training-on-gpus.md#0158), so `torch.cuda.graph`, which it calls,
     is replaced until it returns.
 
     Args:
