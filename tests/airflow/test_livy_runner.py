@@ -191,7 +191,7 @@ def test_wrong_runners_are_refused_with_a_remedy(refusals: dict[str, Any], name:
 def refusals(airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]) -> dict[str, Any]:
     base = {key: value for key, value in airflow_setup.home.variable.items() if key != "spark_submit"}
     cases = {name: {**base, **change} for name, (change, _) in REFUSED.items()}
-    errors: dict[str, Any] = run_airflow_script("run_misconfigured_stages", json.dumps(cases))
+    errors: dict[str, Any] = run_airflow_script("run_misconfigured_stages", json.dumps(cases))["settings"]
     return errors
 
 

@@ -25,7 +25,10 @@ RUN_DATE = DAYS[-1]
 DAY_AFTER = "2026-01-06"
 WORKFLOW = SPEC.workflow_version
 LOG = ["clicked", "user", "item", *(feature.name for feature in SPEC.features)]
-TEXT_COLUMNS = {"user", "item", *(feature.name for feature in SPEC.categorical)}
+TYPES = {
+    **{feature.name: "string" for feature in SPEC.categorical},
+    **{"user": "string", "item": "string", "device": "int"},
+}
 
 
 def make_config(root: Path, **sections: Any) -> Config:
@@ -36,9 +39,7 @@ def make_config(root: Path, **sections: Any) -> Config:
         "log": {
             "path": "{lake}/raw/dt={date}/clicks.tsv",
             "format": "tsv",
-            "columns": [
-                {"name": name, "type": "string" if name in TEXT_COLUMNS else "float"} for name in LOG
-            ],
+            "columns": [{"name": name, "type": TYPES.get(name, "float")} for name in LOG],
             "label": {"column": "clicked"},
         },
         "keys": {"user": "user", "item": "item"},

@@ -120,7 +120,7 @@ def test_cuts_of_times_are_the_percentiles_of_spark_to_the_bit(spark: SparkSessi
 @MANY
 @given(
     total=st.integers(1, 10**12),
-    train=st.integers(0, 90).map(lambda percent: percent / 100),
+    train=st.integers(1, 90).map(lambda percent: percent / 100),
     validation=st.integers(0, 9).map(lambda percent: percent / 100),
 )
 def test_ranks_are_exact(total: int, train: float, validation: float) -> None:

@@ -509,7 +509,7 @@ def test_types_are_those_that_pandas_reads(shop: Shop, seed: int) -> None:
         "ARRAY<STRING>": "list<string>",
     }
     draw = random.Random(seed)
-    names = {kind: f"c{place}" for place, kind in enumerate(kinds)}
+    names = {kind: f"v{place}" for place, kind in enumerate(kinds)}
     rows = [(row, *(values_of(kind, draw) for kind in kinds)) for row in range(COUNT)]
     schema = ", ".join(["row INT", *(f"{name} {kind}" for kind, name in names.items())])
     shop.spark.createDataFrame(rows, schema).createOrReplaceTempView("values_of_types")
