@@ -58,7 +58,7 @@ wheel: setup ## make build/nightrank-<version>-….whl, which reads lakes and us
 # threads then takes up to three times the CPU time, most of it in threads that wait for one another.
 # MARKS is an expression of pytest's markers. If it is empty, the tests of make test and of make test-extended run together.
 MARKS ?= not extended
-test: setup $(if $(CI),jars) ## run the tests of every behaviour once (17 minutes on two cores)
+test: setup $(if $(CI),jars) ## run the tests of every behaviour once (10 to 17 minutes on two cores)
 	@$(IN_ENV) python -m compileall -q $(PACKAGES) && OMP_THREAD_LIMIT=1 pytest -n $(TEST_WORKERS) -m "$(MARKS)" $(ARGS)
 
 test-extended: setup $(if $(CI),jars) ## run what make test leaves out: clusters, every store and engine, long faults, old lakes, rehearsals, Airflow's scheduler
