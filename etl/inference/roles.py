@@ -180,14 +180,16 @@ _STOCK_NAME = re.compile(
     re.IGNORECASE,
 )
 _SOLD_OUT_NAME = re.compile(
-    r"out_of_stock|outofstock|sold_?out|unavailable|ausverkauft|agotado|epuise|esaurito", re.IGNORECASE
+    r"out_of_stock|outofstock|sold_?out|unavailable|discontinued|delisted|ausverkauft|ausgelistet|agotado|"
+    r"descatalogado|epuise|esaurito",
+    re.IGNORECASE,
 )
 _NO_STOCK_NAME = re.compile(
     r"date|time|since|until|_at$|warehouse|location|price|value|min_|max_", re.IGNORECASE
 )
 # Texts that say that a row is no click.
 NO_TEXTS = ("n", "no", "nein", "f", "false", "falsch", "non", "nee", "nej", "nie", "não", "нет", "0")
-_TRUE = ("true", "t", "yes", "y", "1")
+_TRUE = ("true", "t", "yes", "y", "1", "ja", "j", "wahr", "oui", "si", "sí", "sim")
 # Values that mean that an item is out of stock.
 _SOLD_OUT = re.compile(
     r"\s*(out[ _-]?of[ _-]?stock|outofstock|sold[ _-]?out|not[ _-]?available|unavailable|discontinued|"

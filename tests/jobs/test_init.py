@@ -189,6 +189,7 @@ def test_rows_of_anonymous_visitors_are_left_out_and_counted(
         ({"Verfügbar": ["ja", "ausverkauft"]}, {"sold_out": ["ausverkauft"]}),
         ({"sold_out": ["true", "false"]}, {"stock": "sold_out", "sold_out": ["true"]}),
         ({"in_stock": [True, False]}, {"stock": "in_stock"}),
+        ({"Discontinued": ["J", "N"]}, {"stock": "Discontinued", "sold_out": ["J"]}),
     ],
 )
 def test_a_column_of_stock_becomes_a_filter(
