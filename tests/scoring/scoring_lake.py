@@ -27,7 +27,9 @@ WORKFLOW = SPEC.workflow_version
 LOG = ["clicked", "user", "item", *(feature.name for feature in SPEC.features)]
 TYPES = {
     **{feature.name: "string" for feature in SPEC.categorical},
-    "user": "string", "item": "string", "device": "int",
+    "user": "string",
+    "item": "string",
+    "device": "int",
 }
 
 
