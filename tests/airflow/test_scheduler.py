@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -127,7 +128,10 @@ def test_rerun_with_failures_changes_nothing_and_a_training_waits_for_it(
     assert tries.pop("report") == 3
     assert set(tries.values()) == {1}
     assert published_partitions(airflow_setup) == before
-    assert rows_of_lists(airflow_setup, day).equals(rows)
+    again = rows_of_lists(airflow_setup, day)
+    assert again.drop_columns(["score"]).equals(rows.drop_columns(["score"]))
+    # The process and Spark's tasks multiply matrices of other sizes, which may change the last bit of a score.
+    np.testing.assert_allclose(again["score"].to_numpy(), rows["score"].to_numpy(), rtol=0, atol=1e-6)
     assert alerts.of(run=run) == []
 
 
