@@ -25,7 +25,7 @@ DESCRIPTION = (
     "build_candidates, score_daily, deliver_recommendations (if deliver.sinks is not empty), "
     "measure_recommendations (if there are lists whose clicks have arrived) and report. If the "
     "configuration has no section keys, score_rows runs instead of build_candidates and score_daily. "
-    "With --retrain, train_model, train_retriever (if the candidates have a source retrieval) and "
+    "With --retrain, train_model, train_retriever (if the source retrieval has a model of its own) and "
     "evaluate_model run after build_features; with train.refit, refit_model follows. With score.blend: "
     "auto, learn_blend runs before build_candidates if the champion has no blend. If a stage fails, "
     "nightly still writes the report, and "
