@@ -130,7 +130,7 @@ def test_rerun_with_failures_changes_nothing_and_a_training_waits_for_it(
     assert published_partitions(airflow_setup) == before
     again = rows_of_lists(airflow_setup, day)
     assert again.drop_columns(["score"]).equals(rows.drop_columns(["score"]))
-    # The process and Spark's tasks multiply matrices of other sizes, which may change the last bit of a score.
+    # A process and the tasks of a cluster multiply matrices of different sizes, so scores may be rounded differently.
     np.testing.assert_allclose(again["score"].to_numpy(), rows["score"].to_numpy(), rtol=0, atol=1e-6)
     assert alerts.of(run=run) == []
 
