@@ -25,6 +25,7 @@ from etl.ops.base import LISTS, NUMBERS
 from etl.ops.tables import LocalTables, Tables
 from etl.raw.text_values import over_elements
 from storage.feature_spec import Feature
+from storage.format_versions import typed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -377,7 +378,10 @@ class FittedChain:
         Raises:
             ConfigError: an operator does not exist in this environment, for example because its package is
                 not installed.
+            KeyError, TypeError: a step has no name of an operator.
         """
+        for step in stored["steps"]:
+            typed(step, op=str)
         steps = tuple(
             stored_fitted_type(step["op"], step.get("package")).from_state(
                 step["inputs"], step["outputs"], step["state"]

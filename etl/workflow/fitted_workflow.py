@@ -234,7 +234,12 @@ def saved_versions(lake: LakePaths) -> list[str]:
 
 
 def read_version(lake: LakePaths, version: str) -> dict[str, Any]:
-    """Returns the JSON of a version. Raises DataError if it does not exist, or an early release wrote it."""
+    """Returns the JSON of a version.
+
+    Raises:
+        DataError: the version does not exist, an early release wrote it, or its file is damaged.
+        ConfigError: an operator of the version is not installed.
+    """
     path = f"{lake.workflow(version)}/{FILE_NAME}"
     try:
         stored = format_versions.WORKFLOW.check(file_io.read_json(path), path)
@@ -247,8 +252,11 @@ def read_version(lake: LakePaths, version: str) -> dict[str, Any]:
             f"workflow {version} was written by an earlier release ({path})",
             "run build_features with --set workflow.mode=fit to fit a new workflow",
         )
-    with format_versions.WORKFLOW.parsing(path):
-        _require_parts(stored)
+    try:
+        with format_versions.WORKFLOW.parsing(path):
+            _require_parts(stored)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.problem}", error.remedy) from error
     lake.recorder.record_read(lake.workflow(version), version)
     return stored
 

@@ -434,6 +434,27 @@ def test_damaged_json_files_are_errors_with_a_file_and_a_remedy(copy: Copy) -> N
     fuzz()
 
 
+@pytest.mark.parametrize(
+    "operator, kind, problem",
+    [
+        (None, nightrank.DataError, "is not a valid workflow"),
+        ("nowhere", nightrank.ConfigError, "a workflow contains the operator 'nowhere' of another release"),
+    ],
+)
+def test_a_workflow_with_an_unknown_operator_is_named(
+    copy: Copy, operator: str | None, kind: type[nightrank.NightrankError], problem: str
+) -> None:
+    (path, *_) = copy.files("workflow/*/workflow.json")
+    values = json.loads(path.read_bytes())
+    values.pop(file_io.CHECKSUM)  # a file that somebody has edited
+    values["chains"][0]["steps"][0]["op"] = operator
+    copy.write(path, json.dumps(values).encode())
+    with pytest.raises(kind) as caught:
+        load_local(copy.lake, path.parent.name)
+    assert str(path) in caught.value.problem
+    assert problem in caught.value.problem
+
+
 def test_flipped_and_cut_json_files_are_errors_or_give_equal_values(copy: Copy) -> None:
     """The checksum in a file finds a flip that gives other valid JSON, such as another digit of a number."""
     _add_rare_files(copy.lake)
