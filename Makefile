@@ -26,13 +26,13 @@ setup: ## make .venv from the lock files and build Horovod (about 6 minutes the 
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -m setup.install
 
-demo: setup ## run three nights end to end on a generated click log, and measure their lists
+demo: setup ## run the nightly job for three days of a generated click log, and measure the lists
 	@$(IN_ENV) python jobs/demo.py $(ARGS)
 
 airflow: setup ## start Airflow on 127.0.0.1, train, make the lists of a day, and keep Airflow running (docs/airflow.md)
 	@$(IN_ENV) python -m local_airflow $(ARGS)
 
-airflow-test: setup ## run the tests of the DAGs, on a real scheduler too (make test-extended runs those on the scheduler)
+airflow-test: setup ## run the tests of the DAGs, including those on a real scheduler, which make test leaves out
 	@$(IN_ENV) pytest tests/airflow $(ARGS)
 
 jars: setup ## fetch jars (1.1 GB, once): the RAPIDS Accelerator for tests of GPU plans, S3, HDFS, Iceberg, Delta, PostgreSQL's driver
@@ -43,7 +43,7 @@ PROFILE ?= local
 doctor: setup ## check whether this machine can run the jobs of a Spark profile: make doctor PROFILE=etl-gpu
 	@$(IN_ENV) python -m setup.doctor --profile $(PROFILE) $(ARGS)
 
-audit: setup ## ask OSV for vulnerabilities of all packages and jars; requirements/audit.toml allows some until a date (needs a network)
+audit: setup ## look up vulnerabilities of all packages and jars at OSV (needs a network); requirements/audit.toml lists accepted ones
 	@$(IN_ENV) python -m setup.audit $(ARGS)
 
 dist: setup ## make build/nightrank-<version>.tar for a cluster: the wheel, a packed environment, jobs, settings and DAGs
@@ -54,8 +54,8 @@ wheel: setup ## make build/nightrank-<version>-….whl, which reads lakes and us
 
 # On CI the tests of GPU plans, lakes and sinks must not be skipped, so the jars that they need are fetched first.
 # Our packages are compiled once here. Otherwise, if PYTHONDONTWRITEBYTECODE is set, each test process would compile them again.
-# OMP_THREAD_LIMIT gives each test process one thread of OpenMP, because the processes share the cores: a training with two
-# threads then takes up to three times the CPU time, most of it in threads that wait for one another.
+# OMP_THREAD_LIMIT gives each test process one thread of OpenMP. The processes share the cores, so a training run with two
+# threads would take up to three times the CPU time, most of it in threads that wait for one another.
 # MARKS is an expression of pytest's markers. If it is empty, the tests of make test and of make test-extended run together.
 MARKS ?= not extended
 test: setup $(if $(CI),jars) ## run the tests of every behaviour once (10 to 17 minutes on two cores)
@@ -64,8 +64,8 @@ test: setup $(if $(CI),jars) ## run the tests of every behaviour once (10 to 17 
 test-extended: setup $(if $(CI),jars) ## run what make test leaves out: clusters, every store and engine, long faults, old lakes, rehearsals, Airflow's scheduler
 	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) -m extended $(ARGS)
 
-# Google's store is a program in Go, pip installs 7 GB, the archive for YARN has 5 GB, and chains on other stores take minutes.
-large-test: setup jars ## run the tests that need gigabytes, many minutes or Go: chains on other stores and YARN, pip
+# These tests compile a server of Google's store with Go, install 7 GB with pip, and pack 5 GB for YARN. Others run all jobs on a store.
+large-test: setup jars ## run the tests that need gigabytes, many minutes or Go: all jobs on other stores and on YARN, and an installation with pip
 	@$(IN_ENV) pytest -m large -rP $(ARGS)
 
 test-all: test test-extended image-test large-test ## run all tests: make test, make test-extended, make image-test and make large-test
@@ -85,7 +85,7 @@ fuzz: setup ## run compiled code under sanitizers, and readers of files, on muta
 campaign: setup ## kill, disturb and damage the jobs and files of a small lake at random: make campaign ARGS='--seconds 3600 --seed 3'
 	@$(IN_ENV) nice -n 10 python -m tests.campaign $(ARGS)
 
-# unshare: the mounts of buildah end with the tests, also if the tests are killed. Set IMAGE_STORE=FOLDER to keep the images there.
+# With unshare, the mounts of buildah end with the tests, even if the tests are killed. Set IMAGE_STORE=FOLDER to keep the images there.
 image-test: jars ## build the container images with buildah and run a small chain in them (needs root, 20 GB and 20 minutes)
 	@$(IN_ENV) unshare --mount pytest -m image -rP tests/container/test_image.py $(ARGS)
 

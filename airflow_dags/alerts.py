@@ -1,4 +1,4 @@
-"""Sends alerts about failed tasks, late runs and the outcome of a training.
+"""Sends alerts about failed tasks, late runs and the gate's decisions.
 
 Each alert is logged. If the Airflow connection `nightrank_alerts` exists, the alert is also posted as JSON to
 the address in this connection.
@@ -28,7 +28,7 @@ log = logging.getLogger("nightrank.alerts")
 def tell(kind: Kind, text: str, **facts: Any) -> None:
     """Logs an alert, and posts it to the address in the Airflow connection `nightrank_alerts`, if any.
 
-    If posting fails, the error is only logged, because an alert must not fail the task that sends it.
+    If posting fails, the error is only logged, because an alert must not make the task fail that sends it.
 
     Args:
         kind: what happened.
@@ -70,8 +70,8 @@ def task_failed(context: Mapping[str, Any]) -> None:
 def late(dag: str, hours: float, context: Mapping[str, Any] | None = None) -> None:
     """Sends an alert about a run that has not ended by its deadline. The run continues.
 
-    Airflow also calls this function for runs that have failed before their deadline. `task_failed` has
-    reported these runs, so they send no second alert.
+    Airflow also calls this function for runs that failed before their deadline. `task_failed` has already
+    sent an alert about such a run, so this function sends none.
 
     Args:
         dag: the id of the DAG.

@@ -18,7 +18,7 @@ def champion(dataset: Dataset) -> Asset:
 def recommendations(dataset: Dataset) -> Asset:
     """Returns the asset that daily_recommendations updates when the lists of a day are published and checked.
 
-    You can schedule your own DAGs on this asset, by PartitionedAssetTimetable: scheduled runs have partition
-    keys, and Airflow starts no other DAGs for an event with such a key.
+    To run your own DAG after each update of this asset, give it a PartitionedAssetTimetable. The events of
+    scheduled runs have partition keys, and for such an event Airflow starts only DAGs with this timetable.
     """
     return Asset(dataset.id_of("nightrank_recommendations"), group="nightrank")

@@ -39,7 +39,7 @@ def days(variable: str, params: Any = None, run_id: Any = None) -> list[dict[str
         params: the Params of the run.
         run_id: the id of the run.
     """
-    # Fails on a wrong Param `set` before the first day starts.
+    # If the Param `set` is wrong, the task fails here, before the run of the first day starts.
     asked = asked_overrides(params, read_settings(variable))
     options = {"when_published": params["when_published"], "set": list(asked)}
     return [

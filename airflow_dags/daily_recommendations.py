@@ -10,7 +10,7 @@ written even if a stage fails.
 | day | Param `run_date`; a scheduled run takes the day before the run, which is its partition key |
 | a published day | stages with unchanged inputs are skipped; `when_published: skip` skips all stages |
 | one value changed for one run | Param `set`, such as `["quality.psi_stop=0.5"]` |
-| a failed task | its log ends with cause and remedy; exit codes 2 (configuration), 3 (data) are not retried |
+| a failed task | read the end of its log. Exit codes 2 (configuration) and 3 (data) are not retried |
 | order | one run at a time, because each day needs the day before; never during `weekly_training` |
 
 See docs/airflow.md for more.
@@ -72,7 +72,7 @@ def announce(
     )
     event = outlet_events[recommendations(Dataset(dataset))]
     event.extra = lists
-    # The key of the run is another day if the clocks went forward over the time of the schedule (dates.py).
+    # If the clocks went forward at the scheduled time, the partition key is another day (dates.py).
     if dag_run.partition_key not in (None, lists["run_date"]):
         event.add_partitions(lists["run_date"])
     return lists

@@ -53,9 +53,9 @@ def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
 def _has_key_of_its_own_day(run: Any) -> bool:
     """Returns whether the partition key of a scheduled run is the day of the run itself.
 
-    With run_offset=-1, the key is the day of the previous time of the schedule. If the clocks go forward over
-    the time of the schedule, Airflow moves this time after the gap. From there, the previous time is the same
-    time of the same day. So Airflow takes the time of the run itself.
+    With run_offset=-1, the key is the day of the previous scheduled time. If the clocks go forward at the
+    scheduled time, Airflow moves the run to a time after the skipped hour. Counted from there, the previous
+    scheduled time is that of the same day, so the key is the day of the run itself.
     """
     partition_date = getattr(run, "partition_date", None)
     return bool(

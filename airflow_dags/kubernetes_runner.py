@@ -112,7 +112,7 @@ class KubernetesRunner(Runner):
             self.keep_summary(line)
 
     def _words(self) -> list[str]:
-        """Returns the command of the pod. Kubernetes replaces $(NAME) by the variable NAME, and $$ by $."""
+        """Returns the command of the pod. Kubernetes replaces $(NAME) by the value of NAME, and $$ by $."""
         master = spark_master(self.settings)
         python = beside(self.settings.spark_submit, "python")
         script = application(self.call, self.settings)

@@ -21,10 +21,10 @@ class RunnerSettings:
     Attributes:
         kind: `spark-submit`, `kubernetes` or `livy`.
         connection: the id of the Airflow connection to Kubernetes or Livy; None for the provider's default.
-        image: the image of the pods, by job; `default` is for all other jobs.
+        image: maps each job to the image of its pod; `default` is for all other jobs.
         namespace: the namespace of the pods; None for that of the connection.
         service_account: the service account of the pods; None for that of the pod template.
-        resources: `requests` and `limits` of the pods, by job; `default` is for all other jobs.
+        resources: maps each job to the `requests` and `limits` of its pod; `default` is for all other jobs.
         pod_template: the file of the pod template on the worker, if any.
         startup_timeout_s: seconds after which a pod that has not started is a failure.
         proxy_user: the user as whom Livy runs the jobs, if any.
@@ -58,26 +58,32 @@ def runner_settings_of(value: Any) -> RunnerSettings:
         SettingError: the value is wrong.
     """
     if not isinstance(value, dict):
-        raise SettingError(f'needs runner={{"kind": …}}, but it is {value!r}')
+        raise SettingError(
+            f'has runner={value!r}, but runner must be an object such as {{"kind": "spark-submit"}}'
+        )
     kind = value.get("kind", SUBMIT)
     if kind not in _KEYS_OF:
-        raise SettingError(f"names runner.kind={kind!r}; known: {', '.join(_KEYS_OF)}")
+        raise SettingError(f"has runner.kind={kind!r}, but the kinds are {', '.join(_KEYS_OF)}")
     keys = _KEYS_OF[kind]
     if unknown := sorted(set(value) - {"kind", *keys}):
-        raise SettingError(f"has unknown keys {unknown} in runner; the runner {kind!r} has: {sorted(keys)}")
+        raise SettingError(
+            f"has unknown keys {unknown} in runner; the runner {kind!r} has the keys {sorted(keys)}"
+        )
     named: dict[str, Any] = {"kind": kind}
     for key in sorted(set(value) & set(keys)):
         named[key] = _checked(key, value[key], *keys[key])
     runner = RunnerSettings(**named)
     if kind == KUBERNETES and runner.image_of("") is None and runner.pod_template is None:
-        raise SettingError('needs runner.image or runner.pod_template for the runner "kubernetes"')
+        raise SettingError(
+            'has neither runner.image nor runner.pod_template, but the runner "kubernetes" needs one of them'
+        )
     return runner
 
 
 def _checked(key: str, value: Any, convert: Callable[[Any], Any], form: str) -> Any:
     converted = convert(value)
     if converted is None:
-        raise SettingError(f"needs runner.{key}={form}, but it is {value!r}")
+        raise SettingError(f"has runner.{key}={value!r}, but the value must be {form}")
     return converted
 
 
@@ -91,7 +97,7 @@ def _positive(value: Any) -> Any:
 
 
 def _texts(value: Any) -> dict[str, str] | None:
-    """Returns a mapping of texts; None if the value is wrong. A single text is the value of `default`."""
+    """Returns a mapping of strings; None if the value is wrong. A single string is the value of `default`."""
     texts = {"default": value} if isinstance(value, str) else value
     if not isinstance(texts, dict) or not all(_text(text) for text in texts.values()):
         return None
@@ -99,7 +105,7 @@ def _texts(value: Any) -> dict[str, str] | None:
 
 
 def _resources(value: Any) -> dict[str, dict[str, dict[str, str]]] | None:
-    """Returns requests and limits by job, with quantities as texts, as Kubernetes requires."""
+    """Returns requests and limits by job, with quantities as strings, as Kubernetes requires."""
     if not isinstance(value, dict):
         return None
     by_job = {"default": value} if set(value) <= {"requests", "limits"} else value
@@ -124,19 +130,19 @@ def _file(value: Any) -> str | None:
     return value if isinstance(value, str) and Path(value).is_file() else None
 
 
-_AMOUNTS = '{"default": {"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {…}}}'
+_AMOUNTS = 'an object such as {"default": {"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {…}}}'
 _OF_KUBERNETES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "connection": (_text, "the id of a connection"),
-    "image": (_texts, 'an image, or {"default": …, "train_model": …}'),
-    "namespace": (_text, "a namespace"),
-    "service_account": (_text, "a service account"),
+    "image": (_texts, 'an image, or an object such as {"default": …, "train_model": …}'),
+    "namespace": (_text, "the name of a namespace"),
+    "service_account": (_text, "the name of a service account"),
     "resources": (_resources, _AMOUNTS),
-    "pod_template": (_file, "a file on this worker"),
-    "startup_timeout_s": (_positive, "seconds above 0"),
+    "pod_template": (_file, "the path of a file on this worker"),
+    "startup_timeout_s": (_positive, "a number of seconds above 0"),
 }
 _OF_LIVY: dict[str, tuple[Callable[[Any], Any], str]] = {
     "connection": (_text, "the id of a connection"),
-    "proxy_user": (_text, "a user"),
-    "poll_s": (_positive, "seconds above 0"),
+    "proxy_user": (_text, "the name of a user"),
+    "poll_s": (_positive, "a number of seconds above 0"),
 }
 _KEYS_OF = {SUBMIT: {}, KUBERNETES: _OF_KUBERNETES, LIVY: _OF_LIVY}

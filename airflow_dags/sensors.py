@@ -19,7 +19,7 @@ from airflow_dags.runners import Runner, runner_for
 from airflow_dags.settings import read_settings
 from airflow_dags.submit import PLAN, asked_overrides
 
-# States of a task that has not started yet, or that is waiting.
+# The states of the task that waits for the other DAG, as long as it has neither succeeded nor failed.
 _WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]
 _LOG_POKE_INTERVAL = timedelta(minutes=5)
 _OTHER_DAG_POKE_INTERVAL = timedelta(minutes=1)
@@ -118,11 +118,13 @@ class OtherDagSensor(BaseSensorOperator):
 
 
 def longest_run(dataset: Dataset, dag: str) -> timedelta:
-    """Returns how long a run of a DAG may take: it waits for its log, and all attempts of all jobs time out.
+    """Returns the longest time that a run of a DAG can take.
+
+    Such a run waits for its log as long as it may, and each attempt of each job reaches its time limit.
 
     Args:
         dataset: the dataset of the DAG.
-        dag: the DAG, without the name of the dataset.
+        dag: the base id of the DAG, without the suffix `__<dataset>`, for example "weekly_training".
     """
     attempts = sum((dataset.time_limit(job) for job in _JOBS[dag]), timedelta()) * (1 + dataset.retries)
     return timedelta(hours=dataset.log_wait_hours) + attempts
@@ -135,7 +137,7 @@ def first_sensors(
 
     Args:
         dataset: the dataset of the DAG.
-        other: the DAG to wait for, without the name of the dataset.
+        other: the base id of the DAG to wait for, without the suffix `__<dataset>`.
         yields: see OtherDagSensor.
         days_before_key: see RawLogSensor.
     """

@@ -112,7 +112,7 @@ def settings_of(text: str, variable: str = VARIABLE) -> Settings:
     if not isinstance(values, dict):
         raise SettingError(f"is not a JSON object: {values!r}")
     if unknown := sorted(set(values) - _KEYS):
-        raise SettingError(f"has unknown keys {unknown}; known: {sorted(_KEYS)}")
+        raise SettingError(f"has unknown keys {unknown}; the known keys are {sorted(_KEYS)}")
     if missing := sorted({"home", "config", "profiles"} - set(values)):
         raise SettingError(f"lacks the keys {missing}")
     _check_types(values)
@@ -173,20 +173,31 @@ def _check_types(values: Mapping[str, Any]) -> None:
     """Raises SettingError if a value of the Variable has the wrong type."""
     profiles, overrides = values["profiles"], values.get("set", [])
     if not isinstance(profiles, dict) or "default" not in profiles:
-        raise SettingError(f'needs profiles={{"default": "conf/spark/….conf"}}, but it is {profiles!r}')
+        raise SettingError(
+            f"has profiles={profiles!r}, but the value must be an object with the key `default`, such as "
+            '{"default": "conf/spark/….conf"}'
+        )
     if not _are_texts(overrides):
-        raise SettingError(f'needs set=["a.b=value", …], but it is {overrides!r}')
+        raise SettingError(
+            f'has set={overrides!r}, but the value must be a list of strings such as ["a.b=value"]'
+        )
     param_keys = values.get("param_keys", list(DEFAULT_KEYS))
     if not _are_texts(param_keys):
-        raise SettingError(f'needs param_keys=["a.b", "a.", …], but it is {param_keys!r}')
+        raise SettingError(
+            f'has param_keys={param_keys!r}, but the value must be a list of strings such as ["a.b", "a."]'
+        )
     environment, check_node = values.get("environment", {}), values.get("check_node", False)
     if not isinstance(environment, dict):
-        raise SettingError(f"needs environment={{name: value}}, but it is {environment!r}")
+        raise SettingError(
+            f"has environment={environment!r}, but the value must be an object that maps names to values"
+        )
     if not isinstance(check_node, bool):
-        raise SettingError(f"needs check_node=true or false, but it is {check_node!r}")
+        raise SettingError(f"has check_node={check_node!r}, but the value must be true or false")
     connection = values.get("spark_connection", SPARK_CONNECTION)
     if not isinstance(connection, str) or not connection:
-        raise SettingError(f"needs spark_connection=the id of a connection, but it is {connection!r}")
+        raise SettingError(
+            f"has spark_connection={connection!r}, but the value must be the id of an Airflow connection"
+        )
 
 
 def _are_texts(values: Any) -> bool:

@@ -59,7 +59,7 @@ class FeaturesOfChampion(JobOperator):
         return super().execute(context)
 
 
-# NONE_FAILED, because the task refit_model is skipped if train.refit is false.
+# The rule is NONE_FAILED, because the task refit_model is skipped if train.refit is false.
 @task(trigger_rule=TriggerRule.NONE_FAILED)
 def promote(dataset: str, ti: Any = None, outlet_events: Any = None) -> None:
     """Updates the asset of the champion of a dataset. The gate has already recorded the promotion."""

@@ -137,7 +137,7 @@ def _read_day(lake: LakePaths, version: str, day: str) -> pd.DataFrame:
 
 
 def _latest(rows: pd.DataFrame, spec: FeatureSpec, scope: Any, key: str) -> pd.DataFrame:
-    """Returns the features of the last row of each user or item; rows are in the order of time."""
+    """Returns the features of the last row of each user or item. `rows` must be ordered by time."""
     columns = [feature.name for feature in spec.scoped(scope)]
     return rows.groupby(key).tail(1)[[key, *columns]].sort_values(key, ignore_index=True)
 

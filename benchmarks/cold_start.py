@@ -59,7 +59,7 @@ Scores = Callable[[Sequence[str]], NDArray[np.float64]]
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--data", type=Path, help="folder with ml-100k.inter, .user and .item")
-    parser.add_argument("--seeds", type=int, default=3, help="trainings with each share (default 3)")
+    parser.add_argument("--seeds", type=int, default=3, help="training runs with each share (default 3)")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.1, 0.3], help="unknown_share")
     parser.add_argument("--replace", nargs="+", default=["both", "item"], choices=["both", "item", "user"])
     parser.add_argument("--quick", action="store_true", help="a smaller generated log")
@@ -102,7 +102,7 @@ def open_log(
     lake = prepare(quick)
     config = load_config(str(CONFIG), [f"lake={lake.root}"])
     settings = config.train.model_dump(mode="json", exclude_unset=True, exclude={"baselines"})
-    # The demo trains on six days; two epochs of three days are as many steps.
+    # Two epochs on three days have as many steps as the demo, which trains on six days.
     return generated_log(lake, config), complete(config.model), {**settings, "epochs": 2}
 
 
@@ -125,7 +125,7 @@ def train_and_measure(
     settings = Train.model_validate({**train, "num_ranks": 1, "unknown_share": dict(unknown)})
     with tempfile.TemporaryDirectory() as folder:
         files = tuple(write_files(log, Path(folder) / "train", log.train))
-        # A training measures the other splits, and needs both labels. These figures are not used here.
+        # Training also measures the model on the other splits, which must contain both labels. These measures are not used.
         day, rows = next(iter(log.train.items()))
         some = rows.iloc[:_OTHER_ROWS].assign(**{LABEL: np.arange(_OTHER_ROWS, dtype=np.float32) % 2})
         other = tuple(write_files(log, Path(folder) / "other", {day: some}))

@@ -116,7 +116,10 @@ class Timing:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times the block of code as the part `name`. Two blocks of one name count as one, gap included."""
+        """Times the block of code as the part `name`.
+
+        Two blocks with one name count as one part, which includes the time between them.
+        """
         start = time.monotonic()
         try:
             yield

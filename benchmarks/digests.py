@@ -1,11 +1,11 @@
-"""Measures what the digests of data files cost: of a file, and of build_features and score_daily.
+"""Measures the cost of the digests of data files: for one file, and for build_features and score_daily.
 
     .venv/bin/python benchmarks/digests.py [--quick] [--rows N] [--pairs N]
 
 The jobs run in turn with digests and without. Without digests, a hook of Python's imports
 (benchmarks/peers/no_digests) replaces the functions of storage/file_digests.py in all processes of a job, so
-that no file is hashed or compared. Each run of a job starts with a copy of the same lake. The median of the
-CPU seconds of the process tree (benchmarks/harness.py) is compared: they vary less than the seconds.
+that no file is hashed or compared. Each run of a job starts with a copy of the same lake. The script compares the
+median CPU seconds of the process tree (benchmarks/harness.py), which vary less than the elapsed seconds.
 
 These medians still vary by more than the digests cost. So each job runs once more with another hook
 (benchmarks/peers/timed_digests), which adds up the CPU seconds inside the functions of storage/file_digests.py in all
@@ -94,10 +94,10 @@ def run_job(job: str, config: Path, folder: Path, *, hook: str | None = None) ->
 def job_runs(
     folder: Path, rows: int, pairs: int
 ) -> tuple[dict[str, dict[bool, list[Measured]]], dict[str, tuple[float, float]]]:
-    """Runs each job `pairs` times with digests (True) and without (False), in turn, and once with measured digests.
+    """Runs each job `pairs` times with digests (True) and without (False), in turn, and once with timed digests.
 
     Returns:
-        The runs of each job, and (CPU seconds in the functions of digests, all CPU seconds) of its last run.
+        The runs of each job and, for its last run, the CPU seconds in digest functions and all CPU seconds.
     """
     lake, config = folder / "lake", folder / "config.yaml"
     settings = {

@@ -2,15 +2,15 @@
 
     .venv/bin/python benchmarks/experiment_stops.py [--quick] [--experiments N]
 
-An experiment has 14 dates and two variants of equal size. The lists of both variants are equally good: a user
-with a click clicked one item. It is in the list with the probability 1/4, at the position p of 10 with a
-probability proportional to 1 / p. So each bootstrap sum is drawn from its exact distribution: in a resample
+An experiment has 14 dates and two variants of equal size. The lists of both variants are equally good. A user
+with a click clicked one item, which is in the list with probability 1/4. The probability of its position p (1 to
+10) is proportional to 1 / p. So each bootstrap sum is drawn from its exact distribution: in a resample
 with weights from Poisson(1), the number of users with a hit at p has a Poisson distribution. Users differ
 between dates. The product adds the dates, computes the interval and decides (scoring/evaluation).
 
 The peer looks at the same sums once, at the end. The figures are shares of experiments that stop. A ratio is
-our share divided by the peer's; it is null if the peer stops none. `half_width` is half of the interval of
-the relative difference of one date, a median.
+our share divided by the peer's; it is null if the peer stops none. `half_width` is the median
+of half the width of the interval of one date's relative difference.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from scoring.evaluation.measured_lists import UNITS
 from scoring.requests import CONTROL, TREATMENT
 
 DAYS, K, HIT_RATE, SEED = 14, 10, 0.25, 7
-USERS = (100, 800, 3_000)  # with a click, of each variant and date
+USERS = (100, 800, 3_000)  # number of users with a click, per variant and date
 LIMITS = (-0.05, -0.1)
 SMALLEST = (1, 200)  # values of min_users
 
@@ -81,7 +81,7 @@ def simulate(users: int, experiments: int, replicates: int) -> dict[str, Any]:
     """Returns the shares of experiments that stop, by limit and min_users, and the width of the intervals.
 
     Args:
-        users: users with a click, of each variant and date.
+        users: number of users with a click, per variant and date.
         experiments: number of simulated experiments.
         replicates: number of resamples.
     """

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/export_formats.py [--quick] [--models NAME …]
 
-The log and the trainings are those of benchmarks/quality.py. Each model is trained once and exported to ONNX in
+The log and the training settings are those of benchmarks/quality.py. Each model is trained once and exported to ONNX in
 float32, fp16 and int8 (`export_model --formats`), and compiled by AOTInductor in float32 (`--compiled`). ONNX
 Runtime and torch run the programs on one core, and the script prints for each format:
 

@@ -11,13 +11,13 @@ the machine than seconds do.
   a compressed day costs at most a tenth more than this sum.
 * `files`: a lake with many small data files in 100 partitions. The figures are CPU seconds of this process
   for publishing the partitions, with and without the footers that tasks have read, for reading all manifests, for listing the files of a raw day, and for
-  comparing all files with their manifests, as the job `fsck` does. The files are written before.
+  comparing all files with their manifests, as the job `fsck` does. Writing the files is not measured.
 * `backfill`: build_features runs for many consecutive small days, as a back-fill does, with the workflow of
   one champion. The script counts how many partitions of each table a run writes, and how many workflow
   versions the lake has afterwards. Then a file arrives late for one day, and the last run is repeated.
   Its CPU seconds are those of this process, without its workers.
 
-There is no peer that does the same, so `peers` has the two parts of the sum.
+No other program does the same work, so `peers` contains the two parts of the sum of `gzip`.
 """
 
 from __future__ import annotations

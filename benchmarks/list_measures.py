@@ -41,7 +41,7 @@ class Figures:
 
 
 def top(scores_of: Callable[[slice], Matrix], excluded: Any, k: int) -> Lists:
-    """Returns the k best items of each user, (U, k), without the excluded ones; equal scores by item.
+    """Returns the k best items of each user, (U, k), without the excluded ones. Equal scores are ordered by item.
 
     Args:
         scores_of: returns the scores (u, I) of a range of users.

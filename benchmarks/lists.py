@@ -13,11 +13,11 @@ test item, and the choice before it the validation item. All items are ranked, e
 before the test, whatever the rating. All models are fitted on the train split. At the test, the histories that the
 peers read also hold the validation item; the last column has the NDCG@10 without it. Popularity and BPR use no
 history. Our model gets the input that its configuration names. Cold users, who have no row in the train split, are
-measured apart. Equal scores are ordered by item.
+measured separately. Equal scores are ordered by item.
 
-Each peer takes the setting with the best NDCG@10 on the validation items, out of eight, SASRec and BERT4Rec out of
-four. If the train split has more than 100,000 choices, the neural peers have only two settings. Models with random
-numbers are trained with several seeds, and their figures are means over the seeds. The interval is the 95% bootstrap
+Each peer takes the setting with the best NDCG@10 on the validation items: out of eight settings, or out of four for
+SASRec and BERT4Rec. If the train split has more than 100,000 choices, the neural peers have only two settings. Models
+with random numbers are trained with several seeds, and their figures are means over the seeds. The interval is the 95% bootstrap
 interval of our NDCG@10 minus the peer's, resampled by user. A ratio is our NDCG@10 divided by the peer's. This script
 computes the splits and our figures from the raw log, and fails if measure_recommendations published others.
 

@@ -1,4 +1,4 @@
-"""Measures how much a loader slows down the Python thread of a training that runs beside it.
+"""Measures how much a loader slows down the Python thread of a training run in the same process.
 
     .venv/bin/python benchmarks/loader_interference.py [--quick] [--rows N] [--seconds S]
 

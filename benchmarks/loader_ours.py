@@ -1,6 +1,6 @@
 """Our loader as a contender of the loader benchmark.
 
-The loader reads the files through Petastorm, for 16 logical shards on one rank, as in a training
+The loader reads the files through Petastorm, for 16 logical shards on one rank, as in a training run
 (training/loop/run.py).
 """
 

@@ -1,4 +1,4 @@
-"""Compares a night of MovieLens 100k with a plain script that computes the same.
+"""Compares a nightly run on MovieLens 100k with a plain script that computes the same.
 
     .venv/bin/python benchmarks/movielens_night.py [--quick] [--repeats N] DATA
 
@@ -46,7 +46,7 @@ WITHOUT_BLEND = ("score.blend=none", "candidates.sources=[{source: all_items}]")
 FILES = ("ml-100k.inter", "ml-100k.user", "ml-100k.item")
 OURS, SCRIPT = "ours", "plain_movielens"
 EPOCHS, QUICK_EPOCHS, REPEATS = 8, 1, 3
-# The smallest ratio: our night may take three times the seconds of the script.
+# The smallest ratio: our run may take three times the seconds of the script.
 TARGETS = {"night": 1 / 3.0}
 HIT_RATE_TOLERANCE = 0.06
 _LIMIT_S = 3600.0

@@ -2,19 +2,19 @@
 
     .venv/bin/python benchmarks/overlap.py [--quick] [--ranks N] [--batch ROWS] [--most-rows ROWS]
 
-Four Horovod ranks on one machine take its cores from each other. So what a rank computes is replaced by sleeps
-of the length that was measured on a core of its own: the dense part of the published DLRM
-(benchmarks/sleeping_model.py), and lookups and updates (benchmarks/sleeping_calls.py). The table is spread
-over the ranks row by row. The messages are those of a training. Three kinds of steps take turns on the same
-ranks, with the same code:
+Four Horovod ranks on one machine compete for its cores. So sleeps replace the computations of a rank, and each
+sleep is as long as its computation takes on a core of its own. This applies to the dense part of the published
+DLRM (benchmarks/sleeping_model.py), and to lookups and updates (benchmarks/sleeping_calls.py). The rows of the
+table are distributed over the ranks. The messages are those of a training run. Three kinds
+of steps take turns on the same ranks, with the same code:
 
 * `silent`: no message is sent. Each rank receives what it would have sent.
 * `blocking`: a rank waits for each message as soon as it has started it.
-* `overlapped`: the step of a training, which waits for a message when it needs the result.
+* `overlapped`: the step of a training run, which waits for a message when it needs the result.
 
-A step lasts as long as on the slowest rank. That also holds for `silent`, so what ranks wait for each other
-because one of them is slower does not count as communication. The first step of a turn, whose rows nobody
-requested early, is not measured.
+The time of a step is that of the slowest rank, for `silent` too. So the time in which ranks wait for a slower
+rank does not count as communication. The first step of a turn is not measured, because its rows were not
+requested in advance.
 
 Ratios:
 
@@ -113,7 +113,7 @@ def ratios_of(step_s: dict[str, float]) -> dict[str, float]:
 
 
 def _model(options: argparse.Namespace, collectives: Collectives | None) -> DLRM:
-    """Returns the published DLRM. All ranks hold equally many rows, so that their indices are valid anywhere."""
+    """Returns the published DLRM. All ranks have the same number of rows, so row indices are valid on each."""
     most_rows = options.most_rows if collectives else 4
     rows = [-(-count // options.ranks) * options.ranks for count in capped(most_rows)]
     model = build_model(dlrm(), spec_of(rows), 1, _settings(), collectives or ALONE)
@@ -126,7 +126,7 @@ def _settings() -> Embeddings:
 
 
 def _on_ranks(options: argparse.Namespace, seconds: SecondsOfParts) -> dict[str, Any]:
-    """Runs the measurement on ranks that a Spark application starts, as those of a training.
+    """Runs the measurement on ranks that a Spark application starts, as in a training run.
 
     `horovod.run` of Horovod 0.28.1 starts ranks without pauses between negotiations and without a cache of
     responses, because two of its default arguments are tuples.

@@ -1,4 +1,4 @@
-"""Measures how long the lists of a day take to a PostgreSQL table, compared with the way of release 0.1.0.
+"""Measures how long it takes to deliver the lists of a day to a PostgreSQL table, compared with release 0.1.0.
 
     .venv/bin/python benchmarks/postgres_delivery.py [--quick] [--rows N] [--repeats N]
 
@@ -48,7 +48,7 @@ from tests.delivery.postgres import Server, postgres
 ROOT = Path(__file__).resolve().parent.parent
 K, ITEMS, FILES, ROW_GROUP_ROWS, SEED, TARGET = 10, 100_000, 4, 250_000, 3, 4.0
 DATES = {"before": "2026-01-07", "new_date": "2026-01-08", "same_date": "2026-01-08"}
-# A quarter of a small server's memory, and a log that is not written out in the middle of a delivery.
+# Buffers of a quarter of a small server's memory, and a log that needs no checkpoint during a delivery.
 SERVER = ("fsync=on", "shared_buffers=1GB", "max_wal_size=8GB", "checkpoint_timeout=30min")
 Deliver = Callable[[str, Path], float]
 
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         secrets = {name: Path(scratch, f"{name}.secret") for name in ("user", "password")}
         for name, path in secrets.items():
             path.write_text(getattr(server, name))
-        spark.read.parquet(str(folders["before"])).count()  # starts what a first job starts
+        spark.read.parquet(str(folders["before"])).count()  # a warm-up: Spark's first job takes longer
         for turn in range(options.repeats):
             contenders: dict[str, Callable[[str], float]] = {
                 "staged_rows": lambda step: _by_rows(spark, server, folders[step], DATES[step]),

@@ -6,7 +6,7 @@ The log and the DLRM are those of benchmarks/quality.py. The DLRM is trained in 
 First, the weights of the first seed score the test day in float32, bf16 and fp16. The script prints the
 change of the AUC and the mean change of a probability. Both changes must be less than 2e-4, the limit that
 NVIDIA gives for its own recommenders. Second, the DLRM is trained in each precision with the first seed. Its
-test AUC may differ from the AUC of the float32 training with this seed by at most two standard deviations
+test AUC may differ from the AUC of the float32 run with this seed by at most two standard deviations
 of the AUC over all seeds.
 Each ratio is the limit divided by the change. A ratio of at least 1 means that the target is met.
 """
@@ -47,7 +47,7 @@ BATCH_ROWS = 8_192
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="15,000 rows per day instead of 60,000")
-    parser.add_argument("--seeds", type=int, default=5, help="trainings in float32 (default 5)")
+    parser.add_argument("--seeds", type=int, default=5, help="training runs in float32 (default 5)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     lake = prepare(options.quick)
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(["precision", "AUC", "probability, mean", "probability, most", "AUC if trained in it"], rows))
     print(
         f"\nfloat32: AUC {aucs[0]:.4f}; the standard deviation over {len(aucs)} seeds is {deviation:.2e}; "
-        f"the limits are {BAR:g}, and two standard deviations for trainings"
+        f"the limits are {BAR:g}, and two standard deviations for training"
     )
     bars = {"auc_change": BAR, "probability_change": BAR, "trained_auc_change": 2 * deviation}
     ratios = {

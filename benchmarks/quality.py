@@ -80,7 +80,7 @@ PRESETS: Mapping[str, Preset] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS} rows per day instead of 60,000")
-    parser.add_argument("--seeds", type=int, default=1, help="trainings of each model (default 1)")
+    parser.add_argument("--seeds", type=int, default=1, help="training runs of each model (default 1)")
     parser.add_argument(
         "--models", nargs="+", default=list(PRESETS), choices=list(PRESETS), help="default: all"
     )

@@ -149,7 +149,7 @@ def run(contender: str, folder: str) -> dict[str, float]:
     began = time.process_time()
     search = CONTENDERS[contender](items)
     built = time.process_time() - began
-    search(users[:32])  # loads what is loaded at the first call
+    search(users[:32])  # a warm-up: the first call takes longer
     began, began_wall = time.process_time(), time.perf_counter()
     lists = search(users)
     seconds, wall = time.process_time() - began, time.perf_counter() - began_wall

@@ -4,17 +4,18 @@
 
 The log has the size of Amazon Toys and Games as recommender papers use it: 19,412 users with at least five choices, 11,924
 items and 167,597 choices. It is made up: half of the choices follow the item before, the others come from a power law.
-Each choice of a training is compared with itself and 100 drawn items. The configuration is that of benchmarks/lists.yaml,
+The loss of a choice compares it with 100 drawn items. The configuration is that of benchmarks/lists.yaml,
 with one block, 64 numbers per vector and the latest 20 choices.
 
-    ours           a training of the product (training.loop.run) with train.shuffle=users
+    ours           a training run of the product (training.loop.run) with train.shuffle=users
     plain_torch    benchmarks/peers/plain_sasrec.py: all places of a sequence at once, padded, as in the paper
     replay         SASRec of the library RePlay, in an environment of its own (benchmarks/peers/replay_epoch.py); items
                    are drawn for each place. --quick does not install the environment
 
-An epoch's seconds are those of a training of two epochs minus those of one epoch, so reading, catalogues and the start
-cancel; RePlay's are those of its second epoch. Ours and plain torch train once before the first measurement, because the
-first training of a process also starts CUDA and compiles kernels. Contenders take turns; figures are medians. A ratio is
+An epoch's seconds are those of a training run of two epochs minus those of a run of one epoch, so reading, catalogues
+and the start cancel out. RePlay's are those of its second epoch. Ours and plain torch train once before the first
+measurement, because the first training run of a process also starts CUDA and compiles kernels. Contenders take turns,
+and figures are medians. A ratio is
 the peer's seconds divided by ours; our target is 1.3. Quality is measured by benchmarks/lists.py.
 benchmarks/gpu/sequence_epoch.py measures the same on a GPU.
 """
@@ -73,9 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--quick", action="store_true", help=f"1 / {QUICK_SHARE} of the users, one repetition"
     )
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
-    parser.add_argument("--repeats", type=int, default=3, help="trainings of each contender (default 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each contender (default 3)")
     parser.add_argument(
-        "--device", choices=["cpu", "cuda"], default="cpu", help="device of the trainings (default cpu)"
+        "--device", choices=["cpu", "cuda"], default="cpu", help="device of the training runs (default cpu)"
     )
     options = parser.parse_args(arguments)
     share, repeats = (QUICK_SHARE, 1) if options.quick else (1, options.repeats)
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(
     sequences: Sequence[NDArray[np.int64]], repeats: int, device: str, *, install: bool
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Measures all contenders in turns, after a training of each contender in this process that is not measured.
+    """Measures all contenders in turns. First, each contender in this process trains once without being measured.
 
     Args:
         sequences: the items of each user.
@@ -121,7 +122,7 @@ def measure(
         except SetupError as error:
             reasons["replay"] = str(error)
         for train in (ours, plain_torch):
-            train(1)  # the first training of a process also starts CUDA and compiles kernels
+            train(1)  # the first training run also starts CUDA and compiles kernels
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(repeats):
             for contender_name, seconds_of_epoch in contenders.items():
@@ -175,7 +176,7 @@ def made_up(users: int, items: int, choices: int) -> list[NDArray[np.int64]]:
 
 
 def epoch_seconds(train: Callable[[int], None]) -> float:
-    """Returns the seconds of an epoch, from trainings of one and of two epochs."""
+    """Returns the seconds of an epoch, from training runs of one and of two epochs."""
     taken = []
     for epochs in (1, 2):
         began = time.perf_counter()
@@ -205,7 +206,7 @@ def contender(sequences: Sequence[NDArray[np.int64]], folder: Path, device: str)
 
     def train(epochs: int) -> None:
         nonlocal number
-        number += 1  # another model version, so that no finished training is found
+        number += 1  # another model version, so that no finished run is found
         changed = [*settings, f"train.epochs={epochs}", f"train.seed={number}"]
         of_epochs = load_config(str(CONFIG), changed)
         train_in_process(make_plan(of_epochs, lake, read_dataset(lake, RUN_DATE)))

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def raw_rows(lake: str) -> pd.DataFrame:
-    """Returns the valid rows of the log of the run date: label, numbers with NaN for nulls, texts."""
+    """Returns the valid rows of the log of the run date: label, numbers with NaN for nulls, strings."""
     (file, *_) = sorted(Path(lake, f"raw/dt={RUN_DATE}").glob("*.tsv*"))
     names = ["label", *NUMBERS, *TEXTS]
     types: Any = dict.fromkeys(TEXTS, str)

@@ -68,9 +68,9 @@ TARGETS = {
     "20x_rows": 1 / 4.0,
     MEMORY_GROWTH: 1 / 1.3,
 }
-# The contenders draw other negatives and other first weights, and our histories end after 14 days.
+# The contenders draw different negatives and initial weights, and our histories go back only 14 days.
 ROWS_TOLERANCE, AUC_TOLERANCE = 0.02, 0.03
-# Of a log smaller than the size 1. Its training has so few steps that the AUC depends on the first weights.
+# For a log below size 1: training has so few steps that the AUC depends on the initial weights.
 SMALL_AUC_TOLERANCE = 0.15
 K = 10
 _LIMIT_S_PER_SIZE = 1800.0

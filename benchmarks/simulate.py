@@ -35,7 +35,7 @@ from benchmarks.report import GIB, machine, summary_line, table
 WITHIN = 0.15
 TERABYTE = 1e12
 BUILD = "build_features"
-# Maps rows to (seconds, CPU seconds), as measured in November 2026. The first two sizes of each calibrate.
+# Maps rows to (seconds, CPU seconds), as measured in November 2026. The first two sizes of each are used to calibrate.
 # Sources: sections etl.py (EPYC) and run.py (Xeon) of RESULTS.md.
 Sizes = Mapping[int, tuple[float, float]]
 MEASURED: Mapping[str, Sizes] = {

@@ -53,7 +53,7 @@ class SecondsOfParts:
 
 
 def measure(model: DLRM, rows: int, repeats: int = 9) -> SecondsOfParts:
-    """Measures the parts of a model's dense part, each alone, in this process. The result are medians.
+    """Measures the parts of a model's dense part, each alone, in this process. The results are medians.
 
     Args:
         model: the model.

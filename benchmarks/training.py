@@ -11,10 +11,10 @@ All ratios are ratios of samples per second, ours divided by those of the other 
   optimizer.
 * `dense_limit`, `dense_limit_bf16`: compared with our own step without embedding tables
   (benchmarks/dense_part.py). Except for noise, these ratios cannot exceed 1.
-* `end_to_end`: a complete training on one rank (Petastorm, loader, prefetch, step and Horovod), compared with
+* `end_to_end`: a complete training run on one rank (Petastorm, loader, prefetch, step and Horovod), compared with
   the step of the same rank on batches in memory.
 * `scaling_N`: N ranks compared with one rank, divided by N. Each rank has one thread. The global batch stays
-  the same. `scaling_N_of_ceiling`: N ranks compared with N trainings without collectives on the same cores at
+  the same. `scaling_N_of_ceiling`: N ranks compared with N training runs without collectives on the same cores at
   the same time, each with its share of the batch. In the JSON line, `ours.ranks` has the share of a step's time
   that is spent on communication, and the bytes that a rank sends for each of its samples.
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--no-ranks",
         action="store_true",
-        help="do not measure trainings on ranks, which need Horovod and Spark",
+        help="do not measure training on ranks, which needs Horovod and Spark",
     )
     options = parser.parse_args(arguments)
     options.batch = options.batch or (512 if options.quick else 4096)
@@ -149,10 +149,9 @@ def _step(trainer: Trainer) -> Step:
 
 
 def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Returns the figures of trainings on ranks, by the name of the training.
+    """Returns the figures of training runs on ranks, by the name of the run.
 
-    The training `end_to_end` uses one rank with all cores. The training `ranks_N` uses N ranks with one thread
-    each.
+    The run `end_to_end` uses one rank with all cores. The run `ranks_N` uses N ranks with one thread each.
     """
     from benchmarks.training_files import write_files
     from benchmarks.training_ranks import Measurement, measure_on_ranks

@@ -1,4 +1,4 @@
-"""Measures a training on ranks: loader, training step and Horovod, with the time of collectives."""
+"""Measures training on ranks: loader, training step and Horovod, with the time of collectives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from training.loop.train_step import Trainer
 from training.models import build_model
 
 ROOT = Path(__file__).resolve().parent.parent
-# Batches that may be read ahead. They are consumed before timing, so that the loader's own speed counts.
+# How much may be read ahead. These batches are consumed before timing starts, so that the loader's speed counts.
 _READ_AHEAD_MIB = 8
 _READ_AHEAD = 10
 _EPOCHS = 10_000  # more than any measurement consumes
@@ -139,7 +139,7 @@ def run_rank(measurement: Measurement) -> dict[str, Any]:
 
 
 def seconds_of(trainer: Trainer, batches: Iterable[Batch]) -> float:
-    """Returns the seconds of one step for each batch. Each step also gets the next batch, as in a training."""
+    """Returns the seconds of one step for each batch. Each step also gets the next batch, as in a training run."""
     began = time.perf_counter()
     last = None
     for batch in batches:
@@ -163,7 +163,7 @@ def _measure(measurement: Measurement) -> dict[str, Any]:
     trainer = Trainer(model, train, collectives)
     plan = plan_shards([file.rows for file in measurement.files], train.num_shards, train.global_batch_size)
     own_shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
-    # The table is small: a gigabyte read ahead would be hundreds of epochs, decoded while the step is timed.
+    # The table is small: to read a gigabyte ahead, the loader would decode hundreds of epochs while the step is timed.
     reading = Reading(read_ahead_mib=_READ_AHEAD_MIB)
     loader = Loader(measurement.files, plan, own_shards, spec, train.seed, reading=reading)
     alone_s, together_s, crossed = [], [], []

@@ -3,7 +3,7 @@
     python triton_client.py URL ROWS.parquet INPUTS.npz PLAN.json
 
 PLAN.json has `calls`, which maps a number of rows to a number of requests, `clients`, and `strings`, the raw columns
-that are texts. The last line of the output is a JSON object: for each model and number of rows, the milliseconds of each
+with strings. The last line of the output is a JSON object: for each model and number of rows, the milliseconds of each
 request of one client, the rows per second of all clients at once, and the probabilities of the first rows.
 """
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def raw_columns(path: str, strings: list[str]) -> dict[str, Any]:
-    """Returns raw columns as the ensemble reads them, (n, 1): texts, and float64 with NaN."""
+    """Returns raw columns as the ensemble reads them, (n, 1): strings, and float64 with NaN."""
     table = pq.read_table(path)
     columns = {}
     for name in table.column_names:
@@ -60,7 +60,7 @@ def first_rows(arrays: Arrays, count: int) -> dict[str, Any]:
 
 
 def measure(url: str, model: str, arrays: Arrays, calls: int, clients: int) -> dict[str, Any]:
-    """Times requests with the same rows, made anew for each request, of one client and of several at once."""
+    """Times requests of one client, and of several at once. All requests have the same rows."""
     client = InferenceServerClient(url)
     for _ in range(5):
         result = ask(client, model, arrays)

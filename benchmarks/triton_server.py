@@ -86,7 +86,7 @@ def triton_server(repository: Path, variables: Mapping[str, str] | None = None) 
 
 
 def _require_shared_library() -> None:
-    """The program that runs models needs libpython of the very release of this interpreter."""
+    """Raises Unavailable if libpython, which the program that runs models needs, is missing for this Python."""
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
     folders = [sysconfig.get_config_var("LIBDIR"), f"/usr/lib/{sysconfig.get_config_var('MULTIARCH')}"]
     if not any(Path(folder, name).exists() for folder in folders):

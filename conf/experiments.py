@@ -1,4 +1,4 @@
-"""Reads experiments files, and makes configurations for the trainings and for a chosen experiment."""
+"""Reads experiments files, and creates configurations for training runs and for a chosen experiment."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Experiment:
     """One experiment: its changed settings, and its configurations.
 
     Attributes:
-        name: the name of the experiment.
+        name: the name of the experiment in tables, charts and MLflow.
         changes: maps dotted keys to values. A key of a section comes after the section itself: `model.dim`
             comes after `model`. A model file is given by its absolute path.
-        configs: maps each seed to the configuration of the training with this seed.
+        configs: maps each seed to the configuration of the training run with this seed.
     """
 
     name: str
@@ -74,18 +74,18 @@ def plan_experiments(config: Config, experiments: Experiments, path: str) -> lis
 
     Args:
         config: the configuration that the experiments change.
-        experiments: the content of the file.
+        experiments: the content of the file, which has the key `runs` or `grid`.
         path: the experiments file. Paths of model files are relative to its folder.
 
     Raises:
-        ConfigError: there are too many trainings, a key must not vary, or a value is wrong for its key.
+        ConfigError: there are too many training runs, a key must not vary, or a value is wrong for its key.
     """
     seeds = experiments.repeat_seeds or [config.train.seed]
     named = len(experiments.runs or ()) or math.prod(map(len, (experiments.grid or {}).values()))
     if named * len(seeds) > MOST_TRAININGS:
         raise ConfigError(
-            f"{path} has {named} experiments with {len(seeds)} seeds each, which are {named * len(seeds)} "
-            f"trainings; a file may have at most {MOST_TRAININGS}",
+            f"{path} has {named} experiments with {len(seeds)} seeds each, so it needs "
+            f"{named * len(seeds)} training runs; one file may need at most {MOST_TRAININGS} training runs",
             "remove values or seeds, or divide the experiments among several files",
         )
     return [
@@ -97,10 +97,10 @@ def plan_experiments(config: Config, experiments: Experiments, path: str) -> lis
 def plan_space(config: Config, experiments: Experiments, path: str) -> dict[str, list[Experiment]]:
     """Returns, for each searched key, experiments that check its values before the first trial.
 
-    The experiments of a key change only this key, to each of its choices or to the ends of its range. For a
-    range of real numbers, a value between the ends is checked too. Without this value, a range of real
-    numbers from 1.0 to 2.0 would be accepted for an integer setting, which accepts 1.0 but not 1.5. If whole
-    models are searched, other searched settings of the model are checked with the first of these models.
+    Each experiment changes only one key, to one of its choices or to an end of its range. For a range of
+    real numbers, a value between the ends is checked too. Without this value, a range of real numbers from
+    1.0 to 2.0 would be accepted for an integer setting, which accepts 1.0 but not 1.5. If whole models are
+    searched, other searched settings of the model are checked with the first of these models.
 
     Args:
         config, path: see `plan_experiments`.
@@ -141,7 +141,7 @@ def plan_trial(
         values: the proposed value of each key of the space.
 
     Raises:
-        ConfigError: the configuration refuses this combination of values.
+        ConfigError: this combination of values breaks a rule of the configuration.
     """
     intro = f"{path}: trial {number}: "
     return _experiment(config, experiments, path, f"trial {number}", values, [config.train.seed], intro)
@@ -194,7 +194,7 @@ def changed_config(config: Config, changes: Mapping[str, Any], seed: int, intro:
         config: the configuration, which is not changed.
         changes: maps dotted keys to values; see `Experiment.changes`.
         seed: the new value of `train.seed`.
-        intro: the beginning of error messages.
+        intro: the beginning of error messages: the file and the experiment.
 
     Raises:
         ConfigError: a key is unknown, or a value breaks its rule.
@@ -267,7 +267,7 @@ def _require_measurable(intro: str, choose_by: str, config: Config) -> None:
 
 Measure = Literal["auc", "log_loss", "normalized_entropy"]
 
-# Upper limit of experiments × seeds in a file. A longer comparison needs several files.
+# Upper limit of the training runs (experiments × seeds) of a file. A larger comparison needs several files.
 MOST_TRAININGS = 100
 
 
@@ -280,13 +280,13 @@ class ExperimentRun(Strict):
         alias="set",
         description="Maps dotted keys in the sections `model` and `train` to their values, such as "
         "`train.learning_rate: 0.001`. The key `model` replaces the whole model; its value is a section or "
-        "the name of a model file, relative to the folder of the experiments file. Empty: the configuration "
-        "as it is.",
+        "the name of a model file, relative to the folder of the experiments file. Empty: the experiment "
+        "uses the configuration unchanged.",
     )
 
 
 def _number(value: Any) -> Any:
-    """Returns a number. Converts texts such as `1e-4`, because YAML reads such a number as a text."""
+    """Returns a number. Converts strings such as `1e-4`, because YAML reads such a number as a string."""
     if isinstance(value, str):
         with suppress(ValueError):
             value = float(value)
@@ -316,8 +316,8 @@ class SearchedValues(Strict):
     )
     choices: list[Any] | None = Field(
         default=None,
-        description="The values, of any type: numbers, texts, lists. For the key `model`, sections or model "
-        "files. Null: the setting has a range.",
+        description="List of values of any type, such as numbers, strings or lists. For the key `model`, "
+        "each value is a section or the name of a model file. Null: the setting has a range.",
     )
 
     @property
@@ -338,8 +338,8 @@ class SearchedValues(Strict):
         if self.choices is not None:
             if self.low is not None or self.high is not None or self.log:
                 raise ValueError(
-                    f"it has choices={self.choices!r} and keys of a range: write either choices, or low and "
-                    "high"
+                    f"choices={self.choices!r} cannot be combined with the keys low, high and log: write "
+                    "either choices, or low and high"
                 )
             if len(self.choices) < 2:
                 raise ValueError(
@@ -364,20 +364,20 @@ class SearchedValues(Strict):
 
 
 # The position of the checked value between the ends of a range of real numbers, as a share of the range's
-# length. The value there is almost never an integer.
+# length. A value at this position is almost never an integer.
 _BETWEEN = 0.3819660112501051
 
 
 class Search(Strict):
-    """A search of settings: trials, each of which trains a model with settings that Optuna proposes.
+    """A search for good settings. Each trial trains a model with settings that Optuna proposes.
 
-    Optuna's TPE sampler proposes settings that are likely to be better than those of the trials before. The
+    Optuna's TPE sampler proposes settings that are likely to be better than those of earlier trials. The
     first ten trials are random. Equal inputs give equal trials.
     """
 
     trials: PositiveInt = Field(
-        description="Number of trials, at most 100. A trial with the settings of an earlier one counts, but "
-        "trains no model."
+        description="Number of trials, at most 100. A trial that repeats the settings of an earlier trial is "
+        "counted, but trains no model."
     )
     timeout: float | None = Field(
         default=None,
@@ -405,7 +405,7 @@ class Search(Strict):
     def _not_too_many(self) -> Search:
         if self.trials > MOST_TRAININGS:
             raise ValueError(
-                f"trials={self.trials}, but a file may have {MOST_TRAININGS} trainings: write "
+                f"trials={self.trials}, but one file may need at most {MOST_TRAININGS} training runs: write "
                 f"{MOST_TRAININGS} or fewer, or divide the space among several files"
             )
         return self
@@ -415,7 +415,8 @@ class Experiments(Strict):
     """An experiments file: models and settings that compare_models trains on one dataset and compares.
 
     The file has one of the keys `runs`, `grid` and `search`. Every experiment starts from random weights. No
-    baselines are trained. A file may have at most 100 trainings (experiments × seeds, or trials).
+    baselines are trained. A file may need at most 100 training runs: one for each experiment and seed, or one
+    for each trial.
     """
 
     name: FolderName = Field(
@@ -490,7 +491,7 @@ def _require_distinct(what: str, values: list[Any]) -> None:
         seen.append(value)
 
 
-# Creates command lines and configuration files with the settings of a chosen experiment.
+# The functions below create command lines and configuration files with the settings of a chosen experiment.
 
 # The first line of each file. A file without this line was not written by compare_models.
 HEAD = "# Written by compare_models; a later run may replace this file."
@@ -500,7 +501,7 @@ def nightly_command(config: str, overrides: Sequence[str], run_date: str, change
     """Returns the command that runs the chain of a date with the settings of an experiment.
 
     Args:
-        config: path of the configuration file.
+        config: path of the configuration file, for the option --config.
         overrides: the overrides `a.b=value` of the comparison.
         run_date: the run date.
         changes: the settings of the experiment; see `conf.experiments.Experiment.changes`.
@@ -518,7 +519,7 @@ def _written(key: str, value: Any) -> str:
 def configuration_files(
     path: str, config_path: str, overrides: Sequence[str], changes: Mapping[str, Any], config: Config
 ) -> dict[str, str]:
-    """Returns the texts of a new configuration file, which gives `config`, and of its model file.
+    """Returns the contents of a new configuration file that is read as `config`, and of its model file.
 
     The new file extends `config_path`. It contains the keys that `overrides` and `changes` set, and inherits
     all others. If none of these keys belongs to `model`, there is no model file.
@@ -528,9 +529,9 @@ def configuration_files(
 
     Args:
         path: the path of the configuration file. The model file is in the same folder.
-        config_path: the configuration file of the comparison.
+        config_path: the configuration file of the comparison, which the new file extends.
         overrides: the overrides `a.b=value` of the comparison.
-        changes: the settings of the experiment.
+        changes: the changed settings of the experiment; see `Experiment.changes`.
         config: the configuration of the experiment, with all settings of the architecture in `model`.
 
     Returns:
@@ -565,7 +566,7 @@ def configuration_files(
 
 
 def _gives(files: Mapping[str, str], path: str, config: Config, *, with_model: bool) -> bool:
-    """Returns whether the configuration file `path` with the given texts is read as `config`.
+    """Returns whether the configuration file `path` with the given contents is read as `config`.
 
     Without `with_model`, the sections `model` are not compared, because the file inherits its model.
     """

@@ -57,28 +57,30 @@ class WorkflowConfig(Strict):
         default="auto",
         description="`sql` fits workflows and looks up ids with Spark expressions and joins, which RAPIDS "
         "can run on a GPU. `arrow` does the same in Python workers on Arrow batches, which is faster, even "
-        "on a machine with a GPU (docs/gpu.md). Both engines give the same rows. `auto` is `arrow`, "
-        "except that a job on one machine that was started with Python instead of spark-submit reads and "
-        "prepares logs in its own processes. Such a job starts a JVM only for work that needs Spark "
-        "(docs/roads.md). With `sql` or `arrow`, Spark's Python workers always read the logs.",
+        "on a machine with a GPU (docs/gpu.md). Both engines give the same rows. `auto` is the "
+        "same as `arrow`, with one exception: a job reads and prepares logs in its own processes if it runs "
+        "on one machine and was started with Python instead of spark-submit. Such a job starts a JVM only "
+        "for work that needs Spark (docs/roads.md). With `sql` or `arrow`, Spark's Python workers always "
+        "read the logs.",
     )
     device: Literal["cpu", "cuda"] = Field(
         default="cpu",
         description="The device on which tasks find the fields of a text log (`tsv`, `csv`), count values "
-        "and look up features. `cuda`: on GPUs, by one process for each GPU of this machine, or by the tasks "
-        "of a Spark profile whose `spark.task.resource.gpu.amount` is 1. Without such a GPU, and for other "
-        "formats, tasks work as with `cpu`. Both values give the same tables. The speed on a GPU has not "
-        "been measured yet, so `cpu` is the default (docs/gpu.md).",
+        "and look up features. `cuda`: GPUs. This work is done by one process for each GPU of this machine, "
+        "or by the tasks of a Spark profile whose `spark.task.resource.gpu.amount` is 1. Without such a GPU, "
+        "and for other formats, tasks work as with `cpu`. Both values give the same tables. The speed on a "
+        "GPU has not been measured yet, so `cpu` is the default (docs/gpu.md).",
     )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(
         default="auto",
         description="`fit`: a new workflow is fitted to the train days of this run. `extend`: the values of "
         "new train days are added to the champion's workflow; this needs `{date}` in `log.path`. `apply`: "
-        "the champion's workflow is used unchanged; on the date of a promotion, the workflow of the promoted "
-        "model. `retrain`: as `extend`, but as `fit` if there is no champion yet, if `log.path` has no "
-        "`{date}`, or if `train.retrain` requires a fresh start. `auto`: the workflow of the champion before "
-        "the run date is used unchanged; as `fit` if there is no champion yet. `nightly --retrain` uses "
-        "`fit` if it is set, and `retrain` otherwise.",
+        "the champion's workflow is used unchanged. On the date of a promotion, the promoted model is the "
+        "champion. `retrain`: the same as `extend` in most cases. It is the same as `fit` if there is no "
+        "champion yet, if `log.path` has no `{date}`, or if `train.retrain` requires a fresh start. `auto`: "
+        "the workflow of the champion before the run date is used unchanged. If there is no champion yet, a "
+        "new workflow is fitted, as with `fit`. `nightly --retrain` uses `fit` if this key has the value "
+        "`fit`, and `retrain` otherwise.",
     )
 
 
@@ -92,7 +94,7 @@ class History(Strict):
     log. Without an event time, they are ordered by their position. The list of a row contains only earlier
     clicks, so it does not contain the row's own click. If the log has groups (keys.group), all rows of a
     group have the list of the group's first row. The reason is that clicks in the group are not known yet
-    when the group is shown. Features read the column like a column of the log. Lists are scored with the
+    when the group is shown. Features can use the column like any column of the log. Lists are scored with the
     histories in the table `users`, which contain the last clicks up to the run date. If the lists are
     compared with the test split (measure.against=test_split), these histories contain no clicks of the test
     split.
@@ -126,7 +128,7 @@ class History(Strict):
         missing for split.by=day or set for another split.
 
         Args:
-            split_by: the value of split.by.
+            split_by: the value of split.by: `day`, `fraction` or `leave_last_out`.
             columns: the names of all other columns.
             timed: whether log.event_time is set.
         """
@@ -161,25 +163,25 @@ class LastValues(Strict):
 
     For each column in `columns`, such as `price`, each row gets a column `last_price`. Its value comes from
     the events of the row's item on the `days` days before the day of the row. The event with the latest event
-    time counts. If several events have this time, or if the log has no event times, the last of them in the
-    log counts. Nulls are skipped, so different columns may have their values from different events. If no
+    time is used. If several events have this time, or if the log has no event times, the last of them in the
+    log is used. Nulls are skipped, so different columns may have their values from different events. If no
     event of the item on these days has a value, the value is null. If the log has event times, the value is
-    also null if the event that counts is not earlier than the row. An event is not used if its time is after
-    the day of its file in `log.time_zone`. Features read these columns like columns of the table of
+    also null if this event is not earlier than the row. An event is not used if its time is after
+    the day of its file in `log.time_zone`. Features can use these columns like columns of the table of
     items. Lists are scored with the table `items`, which has the last values up to the run date. If the lists
     are compared with the test split (measure.against=test_split), these values come from no event of the test
     split. The section needs `split.by=day`.
     """
 
     columns: Annotated[Names, Field(min_length=1)] = Field(
-        description="Columns of the log with numbers, booleans, times or texts, such as `price`. The keys "
+        description="Columns of the log with numbers, booleans, times or strings, such as `price`. The keys "
         "and the label are not allowed. The new columns have the prefix `last_`, such as `last_price`."
     )
     days: Days = Field(
         default=14,
         description="Number of days whose events are used. The last of them is the day before the row's "
-        "day. Days without a log are skipped. With a larger number, fewer items have a null, and a run "
-        "reads more small tables.",
+        "day. Days without a log are skipped. With more days, fewer rows have null values, but a run reads "
+        "more small tables.",
     )
 
     @property
@@ -271,10 +273,10 @@ class SplitConfig(Strict):
         "log, or with a log without rows, are left out.",
     )
     train: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.8, description="Share of the rows that are train (by=fraction)."
+        default=0.8, description="Share of the rows in the train split (by=fraction)."
     )
     validation: Share = Field(
-        default=0.1, description="Share of the rows that are validation (by=fraction). The rest is test."
+        default=0.1, description="Share of the rows in the validation split (by=fraction). The rest is test."
     )
 
     @model_validator(mode="after")

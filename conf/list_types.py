@@ -64,14 +64,14 @@ class SourceSettings(Strict):
 
 
 class WindowedSource(SourceSettings):
-    """Base of the settings of sources that count clicks of some days."""
+    """Base of the settings of sources that count the clicks in a window of days."""
 
     n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
     window_days: Days | None = Field(
         default=None,
         description="Number of days, up to and including the run date, whose clicks are counted. With a "
-        "split.by other than day, the last of these days is that of the last row of `splits`. Days of splits "
-        "that are not in `splits` have no clicks. If there is no click on these days, build_candidates ends "
+        "split.by other than day, the last of these days is that of the last row of `splits`. Clicks on days "
+        "of other splits are not counted. If there is no click on the counted days, build_candidates ends "
         "with exit code 3. Null: the clicks of all days of `splits` are counted.",
     )
 
@@ -89,7 +89,7 @@ class ModelSource(SourceSettings):
 
 
 class PackageSource(SourceSettings):
-    """A source of another package (docs/extending.md), with its settings.
+    """A source from another package (docs/extending.md), with its settings.
 
     All keys except those below are settings of the source. Every job checks these settings when it starts.
     """
@@ -102,8 +102,7 @@ class PackageSource(SourceSettings):
         default=None,
         description="Number of days, up to and including the run date, whose rows are passed to the "
         "source. With a split.by other than day, the last of these days is that of the last row of `splits`. "
-        "Days of splits that are not in `splits` have no rows. Null: the rows of all days of "
-        "`splits` are passed.",
+        "Rows on days of other splits are not passed. Null: the rows of all days of `splits` are passed.",
     )
 
     @property
@@ -212,12 +211,12 @@ class OutOfStock(RawTable):
     stock: str | None = Field(
         default=None,
         description="Column of this table with the stock of the item. Items with 0, a negative number, false "
-        "or one of the texts in `sold_out` are excluded. An item without a value is not excluded. Null: all "
-        "items of the table are excluded.",
+        "or one of the strings in `sold_out` are excluded. An item without a value is not excluded. Null: "
+        "all items of the table are excluded.",
     )
     sold_out: list[str] = Field(
         default=[],
-        description="Texts in the column `stock` that mean that the item is out of stock, such as [sold "
+        description="Values of the column `stock` that mean that the item is out of stock, such as [sold "
         "out]. Only for a column of type string.",
     )
 
@@ -244,12 +243,12 @@ class OutOfStock(RawTable):
             )
         if kind == "string" and not self.sold_out:
             raise ValueError(
-                f"stock={self.stock!r} is a column of type string: list the texts that mean out of stock in "
-                "`sold_out`"
+                f"stock={self.stock!r} is a column of type string: list the strings that mean out of stock "
+                "in `sold_out`"
             )
         if kind != "string" and self.sold_out:
             raise ValueError(
-                f"sold_out={self.sold_out} lists texts, but stock={self.stock!r} is not a column of type "
+                f"sold_out={self.sold_out} lists strings, but stock={self.stock!r} is not a column of type "
                 "string: remove sold_out, or give the column the type string"
             )
         return self
@@ -288,15 +287,15 @@ class Candidates(Strict):
     )
     active_days: Days | None = Field(
         default=None,
-        description="Number of days, up to and including the run date or, with a split.by other than day, "
-        "the day of the last row of `splits`. An item can be a candidate only if it has a row (shown or "
-        "clicked) on one of these days. Null: items need no such row.",
+        description="An item can be a candidate only if it has a row (shown or clicked) on one of the last "
+        "`active_days` days. The last of these days is the run date or, with a split.by other than day, the "
+        "day of the last row of `splits`. Null: items need no such row.",
     )
     exclude_clicked: list[Split] = Field(
         default=list(SPLITS),
         description="Splits whose rows exclude their items for the user of the row: `train`, `validation` "
         "and `test`, or some of them. `repeats` decides which of these rows exclude their item. Empty: no "
-        "row does.",
+        "row excludes its item.",
     )
     repeats: Literal["auto", "none", "unclicked", "all"] = Field(
         default="auto",
@@ -326,7 +325,7 @@ class Candidates(Strict):
 
     @property
     def counts_days(self) -> dict[str, int]:
-        """Maps the keys of this section that limit the days whose rows are counted to their numbers of days.
+        """Returns the number of days of each window, by the key that sets it, such as `active_days`.
 
         Only keys that are set are included. With these keys, each row must have a date.
         """
@@ -360,7 +359,7 @@ class Candidates(Strict):
         if known is None or rule.attribute not in known.names:
             raise ValueError(
                 f"filters: attribute={rule.attribute!r} is not a column of user_attributes "
-                f"({known.names if known else 'which is missing'})"
+                f"({known.names if known else 'which is missing'}): add the column there"
             )
         kind = known.types[rule.attribute]
         if rule.rule == "at_least" and kind not in ("int", "float"):
@@ -373,7 +372,9 @@ class Candidates(Strict):
 def _require_columns(table: RawTable, names: list[str]) -> None:
     missing = [name for name in names if name not in table.names]
     if missing:
-        raise ValueError(f"columns must contain {missing}, but contains only {table.names}")
+        raise ValueError(
+            f"columns must contain {missing}, but contains only {table.names}: declare the missing columns"
+        )
 
 
 # The typed configuration of business rules, which change lists after the ranking.
@@ -387,8 +388,8 @@ class Attribute(TableOfRoles):
     """An attribute of items, from a table with one row per item.
 
     If an item is not in the table, or if its value is null, no rule on the attribute applies to the item.
-    The format `spark_table` is refused. Rules compare texts: a bool is `true` or `false`, a date is written
-    as 2026-01-31, and a number without a fraction as 7.
+    The format `spark_table` is refused. Rules compare values as strings: a bool is `true` or `false`, a date
+    is written as 2026-01-31, and a number without a fraction as 7.
     """
 
     path: RawLocation = Field(
@@ -458,7 +459,7 @@ class ListRules(Strict):
     """Business rules, which change lists after the ranking.
 
     Each key other than `attributes` is the name of a rule, and its value has the settings of the rule.
-    `boost` is applied first. Then come the rules of other packages (docs/extending.md), in the order of the
+    `boost` is applied first. Then come rules from other packages (docs/extending.md), in the order of the
     file. All these rules may change ranking scores and leave out items. `max_per_category` and `exploration`
     are applied last.
     """
@@ -473,14 +474,14 @@ class ListRules(Strict):
 
     @classmethod
     def annotation_of(cls, key: str) -> Any:
-        """Returns the type of a key; None if it is unknown, or a rule of another package."""
+        """Returns the type of a key; None if it is unknown, or the name of a rule from another package."""
         return super().annotation_of(key) or built_in_rules().get(key)
 
     @property
     def configured(self) -> dict[str, RuleSettings | dict[str, Any]]:
         """Returns the rules by name, in the order of the file.
 
-        The settings of a rule of another package are a mapping that has not been checked yet.
+        The settings of a rule from another package are a mapping that has not been checked yet.
         """
         declared = {name: getattr(self, name) for name in type(self).model_fields if name != "attributes"}
         named = {**declared, **(self.model_extra or {})}.items()
@@ -492,7 +493,7 @@ class ListRules(Strict):
 
     @property
     def packages(self) -> list[str]:
-        """Returns the names of the rules of other packages, in the order of the file."""
+        """Returns the names of the rules from other packages, in the order of the file."""
         return [name for name, settings in self.configured.items() if isinstance(settings, dict)]
 
     @model_validator(mode="before")

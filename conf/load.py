@@ -146,7 +146,8 @@ def config_digest(config: Config, *sections: str) -> str:
     return sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# Applies one `--set a.b=value`. The value is read as text if the key's type is text, otherwise as YAML.
+# The functions below apply one `--set a.b=value`. The value is read as text if the type of the key is text,
+# otherwise as YAML.
 
 _QUOTES = ("'", '"')
 
@@ -160,8 +161,8 @@ def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> N
 
     Args:
         values: the section, which is changed.
-        override: a text `a.b=value`.
-        kind: the type of the section.
+        override: a string of the form `a.b=value`.
+        kind: the type of the section, which decides whether the value is read as text or as YAML.
 
     Raises:
         ConfigError: the override is not of the form a.b=value, the value is not YAML, or a key before the
@@ -188,7 +189,7 @@ def set_key(values: dict[str, Any], keys: list[str], value: Any, what: str) -> N
         values: the section that contains the first of the keys; it is changed.
         keys: the parts of the key's path, such as `["train", "epochs"]`.
         value: the new value.
-        what: the beginning of the error message.
+        what: the beginning of the error message, such as the --set option that sets the key.
 
     Raises:
         ConfigError: a key before the last one is not a section.
@@ -250,13 +251,13 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-# Reads configuration files and model files in YAML, and resolves `extends`.
+# The functions below read configuration files and model files in YAML, and resolve `extends`.
 
 # Errors that PyYAML raises in addition to YAMLError. Examples of their causes are a date with the month 13,
 # the integer `0x_`, a list as a key, and an alias that contains itself.
 NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 
-# Limits of a YAML text. The configurations of the project have less than 10,000 characters.
+# Limits of a YAML text. The configurations of the project have fewer than 10,000 characters.
 _MOST_TEXT = 1 << 20  # bytes of a file, or characters of a value of --set
 _MOST_REPEATED = 4 << 20  # characters of all values, after each alias is replaced by its value
 _MOST_DEPTH = 50

@@ -31,7 +31,7 @@ def printable(value: object) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Returns a text as `printable` does, but keeps line feeds and replaces tabs by four spaces."""
+    """Returns a text as `printable` does, but keeps line feeds and replaces tabs with four spaces."""
     return _ANY_BUT_NEWLINE.sub(_escaped, text.replace("\t", "    "))
 
 
@@ -69,7 +69,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
     Args:
         count: the number.
-        noun: the noun in singular.
+        noun: the noun in singular, such as `row`.
         plural: the plural; None if it adds an s.
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

@@ -1,4 +1,4 @@
-"""Rules for texts in configurations and arguments: names of folders and columns, paths, and ISO dates.
+"""Rules for strings in configurations and arguments: names of folders and columns, paths, and ISO dates.
 
 A rule is a function that returns the text or raises ValueError, as pydantic's validators do.
 `split_table_path` splits the path of a table of Spark's catalogue, such as `shop.clicks/dt={date}`.
@@ -69,7 +69,7 @@ def lake_root(root: str) -> str:
 
 
 def _require_location(path: str) -> None:
-    """Checks the path or URI of a folder that is written."""
+    """Checks the path or URI of an output folder."""
     scheme = scheme_of(plain_text(path))
     if path.rstrip("/").endswith(":") and scheme:
         raise ValueError(f"it names no bucket: write {scheme}://bucket/folder")
@@ -77,20 +77,21 @@ def _require_location(path: str) -> None:
     if path.startswith("~") or "$" in path:
         raise ValueError(
             "~ and environment variables are not replaced here: write the whole path, such as "
-            "/home/ann/lake; in a shell, --set takes a path in double quotes, whose variables the shell "
-            "replaces"
+            "/home/ann/lake. With --set on the command line, you can write the path in double quotes: then "
+            "the shell replaces the variables"
         )
 
 
 def new_folder(path: str) -> str:
-    """Checks the path or URI of a folder that is written, and beside which other folders are written."""
+    """Checks the path or URI of an output folder. Jobs also write other folders next to this folder."""
     _require_location(path)
     scheme, _, inner = path.rpartition("://")
     parts = inner.rstrip("/").split("/")
     if parts[-1] in ("", ".", "..") or ".." in parts or (scheme not in ("", "file") and len(parts) < 2):
         raise ValueError(
-            f"{path!r} must end with the name of a folder, without `..`, and be below a bucket: other data "
-            "are stored in folders next to it"
+            f"{path!r} must end with the name of a folder, must not contain `..`, and must be below the "
+            "bucket of a store, because other folders are written next to it: write a path such as "
+            "/srv/lists or s3a://bucket/lists"
         )
     if "{" in path or "}" in path:
         raise ValueError(
@@ -106,14 +107,14 @@ def raw_location(path: str) -> str:
     if unknown := [key[0] for key in _PLACEHOLDER.finditer(path) if key[1] not in ("lake", "data", "date")]:
         raise ValueError(
             f"{path!r} contains {' and '.join(unknown)}, but only {{lake}}, {{data}} and {{date}} are "
-            "replaced"
+            "replaced: write one of these names in braces"
         )
     return _require_scheme(path)
 
 
 # The day in a path: `{date}` for YYYY-MM-DD, or with another notation, such as `{date:%Y%m%d}`.
 _DATE_KEY = re.compile(r"\{date(?::([^{}]*))?\}")
-# A name in braces. Globs such as {a,b} are something else.
+# Matches a name in braces, but not a glob such as {a,b}.
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 _DATE_NOTATION = re.compile(r"(?:[^%]|%[Ymd])+")
 
@@ -210,7 +211,7 @@ def iso_date(value: Any) -> str:
     """Returns a date as YYYY-MM-DD.
 
     Args:
-        value: a text, or the `date` object to which YAML converts an unquoted date.
+        value: a string, or the `date` object to which YAML converts an unquoted date.
 
     Raises:
         ValueError: the value is not a date of this form, or its year is out of range.
@@ -233,7 +234,7 @@ def days_since_epoch(day: str | date) -> int:
 IsoDate = Annotated[str, BeforeValidator(iso_date)]
 
 
-# Splits the path of a table of Spark's catalogue, such as `shop.clicks/dt={date}`.
+# The function below splits the path of a table of Spark's catalogue, such as `shop.clicks/dt={date}`.
 
 SPARK_TABLE = "spark_table"  # the format
 _NAME = re.compile(r"(?:`[^`]+`|[^`.]+)(?:\.(?:`[^`]+`|[^`.]+))*")

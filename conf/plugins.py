@@ -76,7 +76,7 @@ class Kind:
         """Maps the names of the plug-ins of all installed packages to the plug-ins, without importing them.
 
         Raises:
-            ConfigError: two plug-ins of packages have the same name, or one has a name of the checkout.
+            ConfigError: two plug-ins from packages have the same name, or one has a name of the checkout.
         """
         built_in = self.built_in()
         by_name: dict[str, Plugin] = {}
@@ -94,7 +94,7 @@ class Kind:
         return by_name
 
     def names(self) -> list[str]:
-        """Returns the names of all plug-ins of this kind, of the checkout and of packages.
+        """Returns the names of all plug-ins of this kind, from the checkout and from packages.
 
         Raises the errors of `of_packages`.
         """
@@ -105,7 +105,7 @@ class Kind:
         return [Plugin(self, name, module) for name, module in self.built_in().items()]
 
     def find(self, name: str) -> Plugin | None:
-        """Returns the plug-in of the checkout or of a package with this name; None if there is none.
+        """Returns the plug-in with this name, from the checkout or from a package; None if there is none.
 
         The entry points of packages are not read if the checkout has the name. Raises the errors of
         `of_packages`.
@@ -114,7 +114,7 @@ class Kind:
         return self.of_packages().get(name) if module is None else Plugin(self, name, module)
 
     def find_in_package(self, name: str) -> Plugin | None:
-        """Returns the plug-in of a package with this name; None if there is none, or if the checkout has it.
+        """Returns the plug-in with this name from a package; None without one, or if the checkout has it.
 
         The entry points of packages are not read if the checkout has the name. Raises the errors of
         `of_packages`.
@@ -153,9 +153,9 @@ class Plugin:
     """One operator, model, loss, rule, source, sink or reader.
 
     Attributes:
-        kind: the kind of the plug-in.
-        name: the name in configurations.
-        module: the name of the module.
+        kind: the kind of the plug-in, such as SOURCE.
+        name: the name that configurations use, such as `popular`.
+        module: the full name of the module, for `importlib.import_module`.
         package: the name of the package (the distribution) that has the module; None for the checkout.
         package_version: the version of this package; empty for the checkout.
     """
@@ -216,7 +216,7 @@ class Plugin:
         """Returns a class or function of the module.
 
         Args:
-            name: the name in the module.
+            name: the name of the class or function, such as `Settings`.
             kind: the base class that a class must have; `object` for a function.
 
         Raises:
@@ -352,7 +352,7 @@ def combined_digest(sources: Iterable[tuple[str, str]]) -> str:
     return sha256("\n".join(f"{name} {digest}" for name, digest in sorted(sources)).encode()).hexdigest()[:16]
 
 
-# Adds the names of the checkout's plug-ins to the JSON schema of a key whose value is such a name.
+# The code below adds the names of the checkout's plug-ins to the JSON schema of a key with such a value.
 
 
 @dataclass(frozen=True)
@@ -362,7 +362,7 @@ class PluginNames:
     The schema lists the names that the checkout has when the schema is created. Packages may add other names.
 
     Attributes:
-        kind: the kind of the plug-ins.
+        kind: the kind of the plug-ins whose names the schema lists.
     """
 
     kind: Kind
@@ -372,7 +372,7 @@ class PluginNames:
         return self.schema()
 
     def schema(self) -> dict[str, Any]:
-        """Returns the JSON schema of a text that is one of the names."""
+        """Returns the JSON schema of a string that is one of the names."""
         return {"enum": [*self.kind.built_in()], "type": "string"}
 
 

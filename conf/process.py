@@ -22,8 +22,8 @@ _NEVER = 2**31 - 1
 def keep_freed_memory() -> bool:
     """Makes this process allocate all memory from its heap, and keeps the heap from shrinking.
 
-    Call this after the model is loaded. Large tables that were allocated before the call are still returned
-    to the system when they are freed.
+    Call this after the model is loaded. The memory of large tables that were allocated before the call is
+    still returned to the system when they are freed.
 
     Returns:
         True if the C library is glibc. With other C libraries, this function does nothing and returns False.
@@ -54,8 +54,8 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-# Sets how often Python searches for garbage that reference counting cannot free: objects that refer to each
-# other.
+# The functions below set how often Python searches for garbage that reference counting cannot free: objects
+# that refer to each other.
 #
 # By default, Python makes such a search after every 700 new objects. A job's imports create some hundred
 # thousand objects, which exist until the job ends. Each search in the oldest generation visits all of them.
@@ -92,7 +92,7 @@ def ignore_imported() -> None:
         gc.freeze()
 
 
-# Reads how much memory is available on this host or in its container.
+# The functions below read how much memory is available on this host or in its container.
 
 
 def available_memory() -> int:
@@ -117,7 +117,7 @@ def _left_in_container() -> int:
     return max(limit - used + int(counts["inactive_file"]), 0)
 
 
-# Sets how the threads of torch wait for one another on CPUs.
+# The function below sets how the threads of torch wait for one another on CPUs.
 
 # libgomp reads this variable. Its value is the number of checks that a waiting thread makes before it sleeps.
 # The default of 300,000 checks takes about a millisecond.

@@ -84,7 +84,7 @@ ElementSeparator = Annotated[str, AfterValidator(_element_separator)]
 
 
 def _null_values(values: Any) -> Any:
-    """Puts the empty text first, and removes repeated texts. Raises ValueError if a value is not a text.
+    """Puts the empty string first, and removes repeated strings. Raises ValueError for other types of values.
 
     For example, YAML reads NULL and ~ without quotes as null.
     """
@@ -93,7 +93,7 @@ def _null_values(values: Any) -> Any:
     for value in values:
         if not isinstance(value, str) or "\n" in value or "\r" in value:
             raise ValueError(
-                f"{value!r} is not a text of one line; write each text in quotes, such as ['', 'NULL', '-1']"
+                f"{value!r} is not a string of one line; quote each value, as in ['', 'NULL', '-1']"
             )
     return list(dict.fromkeys(["", *values]))
 
@@ -148,7 +148,7 @@ class FormatSettings(Strict):
         is_text: whether files have lines of text. Rows of other formats have no text; errors show them as
             JSON.
         is_separated: whether a line has fields with a separator between them.
-        has_null_values: whether some texts can mean null, in a format that writes numbers as texts.
+        has_null_values: whether files store all values as text, so that some strings can mean null.
         is_positional: whether columns have no names in the files, so that `columns` lists all of them.
         is_row_per_line: whether a line of a separated format is one row.
     """
@@ -201,18 +201,18 @@ class Column(Strict):
         "as days since 1970-01-01. `timestamp`: read as µs since 1970-01-01 00:00 UTC. `time`: a time of day "
         "without a date, read as µs since midnight (`log.event_time.time_of_day`). `decimal`: at most 38 "
         "digits without an exponent, rounded to the nearest double. `list<int>`: a list of integers. "
-        "`list<string>`: a list of texts; in text files, `separator` divides the elements of a list."
+        "`list<string>`: a list of strings; in text files, `separator` divides the elements of a list."
     )
     format: ColumnFormat = Field(
         default=ISO,
-        description="How texts of a `date`, `timestamp` or `time` column are written. `iso`: ISO 8601, such "
-        "as 2026-01-31 for a date, 2026-01-31T13:45:00.123Z for a timestamp, and 13:45 or 13:45:00.123 for a "
-        "time. A timestamp may have a blank instead of T, and lack seconds, fraction and offset. Or a "
-        'pattern of Python\'s strptime, such as `"%d/%m/%Y %H:%M:%S"`, or `"%I:%M %p"` for a time.',
+        description="How a `date`, `timestamp` or `time` column is written as text. `iso`: ISO 8601, such as "
+        "2026-01-31 for a date, 2026-01-31T13:45:00.123Z for a timestamp, and 13:45 or 13:45:00.123 for a "
+        "time. A timestamp may have a blank instead of T, and lack seconds, fraction and offset. Any other "
+        'value is a strptime pattern of Python, such as `"%d/%m/%Y %H:%M:%S"` or, for a time, `"%I:%M %p"`.',
     )
     separator: ElementSeparator | None = Field(
         default=None,
-        description="Text between two elements of a list that is written as a text. An empty element is left "
+        description="Separator of the elements of a list that is written as text. An empty element is left "
         "out, and an empty field is null. Null: a vertical bar. Only for lists.",
     )
     source: PlainText | None = Field(
@@ -283,7 +283,7 @@ class RawTable(Strict):
         "`{date:%Y}/{date:%m}/{date:%d}`. Text files whose names end in .gz, .bz2 or .zst are decompressed."
     )
     format: Format = Field(
-        description="A reader of another package has the name of its entry point (docs/extending.md).",
+        description="A reader from another package has the name of its entry point (docs/extending.md).",
         json_schema_extra=_describe_formats,
     )
     separator: Separator | None = Field(
@@ -293,15 +293,15 @@ class RawTable(Strict):
     )
     null_values: NullValues = Field(
         default=[""],
-        description="Texts that stand for null in every column of text files, also in quotes. An empty field "
-        'is always null. Write each text in quotes, such as `["", "\\\\N", "NULL"]`.',
+        description="Strings that stand for null in every column of text files, even if they are in quotes "
+        'there. An empty field is always null. Write each string in quotes, such as `["", "\\\\N", "NULL"]`.',
     )
     decimal_separator: DecimalSeparator = Field(
         default=POINT,
         description="Character before the decimals of a number in text files. `.`: numbers such as 1234.50. "
         "`,`: numbers such as 1234,50 or 1.234,50, in which points may separate groups of three digits; a "
         "number with a point and no comma, such as 12.5 or 1.234, is rejected, because it is ambiguous. In "
-        "JSON lines, such a number is read as JSON does: 12.5 or 1.234.",
+        "JSON lines, such a number is read as 12.5 or 1.234.",
     )
     encoding: Encoding = Field(
         default=UTF8,
@@ -311,11 +311,11 @@ class RawTable(Strict):
     )
     time_zone: TimeZone = Field(
         default=UTC,
-        description="Time zone of times without an offset, and of dates: a name of the IANA database, such "
-        "as Europe/Berlin. If a time occurs twice because clocks are set back, the first of the two is "
-        "used. A time that clocks skip is moved forward by the length of the gap. In the section `log`, it "
-        "is also the time zone in which a day of `{date}` begins and ends, for the check of "
-        "`quality.max_misdated_share`.",
+        description="Time zone in which dates, and times without an offset, are interpreted: a name of the "
+        "IANA database, such as Europe/Berlin. If a time occurs twice because clocks are set back, the first "
+        "of the two is used. A time that clocks skip is moved forward by the length of the gap. In the "
+        "section `log`, it is also the time zone in which a day of `{date}` begins and ends, for the check "
+        "of `quality.max_misdated_share`.",
     )
     max_expansion: float = Field(
         default=MAX_EXPANSION,
@@ -359,7 +359,7 @@ class RawTable(Strict):
             )
         if self.null_values != [""] and not format_settings(self.format).has_null_values:
             raise ValueError(
-                "null_values are texts that stand for null in text files, but the format is "
+                "null_values are strings that stand for null in text files, but the format is "
                 f"{self.format}, whose files store nulls: remove null_values"
             )
         if self.decimal_separator != POINT and not format_settings(self.format).has_null_values:
@@ -397,7 +397,7 @@ class RawTable(Strict):
         names = [column.name for column in self.columns]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError(f"columns appear twice: {repeated}")
+            raise ValueError(f"columns appear twice: {repeated}; remove or rename one of the two")
         unfit = [name for name in names if not fits_column(name)]
         if unfit:
             proposal = unfit[0].strip("_*").replace(".", "_").replace("`", "")
@@ -506,10 +506,10 @@ class TableOfRoles(RawTable):
         return without_defaults(values_of(self), new, info)
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
-        """Returns a copy that declares all columns to read, and a mapping from names to those in the copy.
+        """Returns a copy that declares all columns to read, and maps their names to their names in the copy.
 
         Args:
-            defaults: maps the name of each column to read to its type if it is not declared.
+            defaults: maps each column to read to the type that it gets if it is not declared.
         """
         declared = {column.name: column for column in self.columns}
         columns = list(self.columns) if format_settings(self.format).is_positional else []
@@ -541,10 +541,10 @@ OTHER_EVENT = "other_event"
 
 
 def _event(value: Any) -> Any:
-    """Returns the text of an event, which may be written as an integer."""
+    """Returns an event as a string. The configuration may also contain an event as an integer."""
     if isinstance(value, bool) or value is None or isinstance(value, float):
         raise ValueError(
-            f"{value!r} is neither a text nor an integer; write it in quotes if it is the text of an event"
+            f"{value!r} is neither a string nor an integer; write it in quotes if it is the name of an event"
         )
     return str(value) if isinstance(value, int) else value
 
@@ -639,11 +639,11 @@ class Label(Strict):
             )
         repeated = sorted({event for event in self.positive or () if (self.positive or []).count(event) > 1})
         if repeated:
-            raise ValueError(f"positive names {repeated} twice")
+            raise ValueError(f"positive names {repeated} twice: name each event once")
         if self.other_events == "refuse" and self.weights is None:
             raise ValueError(
-                "other_events=refuse needs `weights`: without them, all events that are not in `positive` "
-                "have label 0"
+                "other_events=refuse needs `weights`: without weights, all events that are not in "
+                "`positive` have label 0. Set `weights`, or remove `other_events`"
             )
         return self
 
@@ -658,7 +658,7 @@ class Label(Strict):
         return {**dict.fromkeys(self.positive or (), 1.0), **(self.weights or {})}
 
 
-# The remedy for times that are texts.
+# The remedy for times that are stored as strings.
 DECLARE_TIME = (
     "declare the column as a time: `type: timestamp` reads ISO 8601 such as 2026-01-31T13:45:00Z; for "
     'another notation also set `format`, such as `format: "%d/%m/%Y %H:%M:%S"`; for times without an offset '
@@ -677,15 +677,15 @@ class EventTime(Strict):
     time_of_day: str | None = Field(
         default=None,
         description="Column of type `time`, for a log that has the date and the time of day in two columns. "
-        "`column` must then have the type date. Both are in `log.time_zone`. Null: one column has the whole "
-        "time.",
+        "`column` must then have the type date. Both are interpreted in `log.time_zone`. Null: one column "
+        "has the whole time.",
     )
     unit: Literal["s", "ms", "us", "ns"] = Field(
         default="s",
         description="Unit of a column of type int. `s`: seconds. `ms`: milliseconds. `us`: microseconds. "
         "`ns`: nanoseconds, which are rounded down to microseconds. It has no effect on columns of type "
-        "timestamp and date. A Parquet timestamp contains its unit, so `unit` is not used. If it has no "
-        "time zone, it is in `log.time_zone`.",
+        "timestamp and date: a Parquet timestamp contains its unit. A Parquet timestamp without a time zone "
+        "is interpreted in `log.time_zone`.",
     )
 
     @model_serializer(mode="wrap")

@@ -21,7 +21,7 @@ def field_table(kind: type[BaseModel], links: Mapping[str, str] | None = None) -
 
     Args:
         kind: the model.
-        links: maps the name of a model to a text. A cell shows this text instead of the type `section`.
+        links: maps the name of a model to the Markdown that a cell shows instead of the type `section`.
     """
     schema = kind.model_json_schema()
     rows = ["| key | type | default | description |", "|---|---|---|---|"]

@@ -111,7 +111,7 @@ class Deliver(Strict):
     @model_validator(mode="before")
     @classmethod
     def _no_password_in_a_url(cls, values: object) -> object:
-        """Runs before the other checks, because their messages would print a URL with its password."""
+        """Refuses a URL with a password before the other checks, because their messages would print it."""
         sinks = values.get("sinks") if isinstance(values, dict) else None
         for sink in sinks if isinstance(sinks, list) else []:
             if isinstance(sink, dict) and _PASSWORD_IN_URL.search(str(sink.get("url", ""))):
@@ -164,10 +164,10 @@ class Score(Strict):
     context: dict[str, str | int | float | list[int] | list[str]] = Field(
         default={},
         description="The raw values with which lists are scored: maps raw columns of the features of scope "
-        "`context` to one value. A column of texts needs a text in quotes, and a column of lists a list. A "
+        "`context` to one value. A string column needs a value in quotes, and a list column needs a list. A "
         "date is the number of days since 1970-01-01, and a timestamp the number of microseconds since "
         "1970-01-01 00:00 UTC. A column that is missing here has the most frequent value of the train rows "
-        "of the run date, computed from the 20 most frequent values of each day. A text of more than 200 "
+        "of the run date, computed from the 20 most frequent values of each day. A string of more than 200 "
         "characters is never used in this way. The summary of score_daily and the report show the values "
         "that were used.",
     )
@@ -190,11 +190,11 @@ class Score(Strict):
     )
     embeddings: Literal["stored", "int8", "on_demand"] = Field(
         default="stored",
-        description="Embedding tables while scoring. `stored`: all rows in memory, in the format of the "
-        "model file. `int8`: one byte per number and one scale per row, which needs about a quarter of the "
-        "memory of float32. The manifest of the lists or probabilities says how much `int8` changes the "
-        "probabilities of a sample. `on_demand`: rows stay in the model's files until they are needed, for "
-        "models that are larger than the memory of a worker.",
+        description="How embedding tables are stored while scoring. `stored`: all rows in memory, in the "
+        "format of the model file. `int8`: one byte per number and one scale per row, which needs about a "
+        "quarter of the memory of float32. The manifest of the lists or probabilities says how much `int8` "
+        "changes the probabilities of a sample. `on_demand`: rows stay in the model's files until they are "
+        "needed, for models that are larger than the memory of a worker.",
     )
     rows_mib: PositiveInt = Field(
         default=1024,
@@ -228,7 +228,7 @@ class Score(Strict):
     @model_validator(mode="after")
     def _kernels_on_gpus(self) -> Score:
         if self.kernels == "triton" and self.device == "cpu":
-            raise ValueError("kernels=triton needs a GPU, but device=cpu is set")
+            raise ValueError("kernels=triton needs a GPU, but device=cpu is set: change one of the two")
         return self
 
 
@@ -268,7 +268,7 @@ class Generate(Strict):
     )
     rows_per_day: PositiveInt = Field(
         default=60_000,
-        description="Number of rows of a day. With the layout `outbrain` the number is approximate.",
+        description="Number of rows per day. With the layout `outbrain`, the number is approximate.",
     )
     users: PositiveInt = Field(default=4_000, description="Number of users.")
     items: PositiveInt = Field(
@@ -280,7 +280,7 @@ class Generate(Strict):
         description="Columns and format of the log. `criteo`: Criteo's columns, as tab-separated values. "
         "`named`: the same rows with readable names, as CSV. `outbrain`: Outbrain's displays, as CSV.",
     )
-    files_per_day: PositiveInt = Field(default=2, description="Number of files of a day.")
+    files_per_day: PositiveInt = Field(default=2, description="Number of files per day.")
     compression: Literal["none", "gzip"] = Field(
         default="none", description="Compression of the files. `none`: plain text. `gzip`: gzip files."
     )
@@ -362,7 +362,7 @@ class Watch(Strict):
     @model_validator(mode="before")
     @classmethod
     def _gateway_is_an_address(cls, values: object) -> object:
-        """Runs before the other checks, because their messages would print a password in an address."""
+        """Refuses an address with a password before other checks, because their messages would print it."""
         address = values.get("push_gateway") if isinstance(values, dict) else None
         if address is not None and not _HTTP.fullmatch(str(address)):
             raise ValueError(
@@ -496,7 +496,7 @@ class Impressions(TableOfRoles):
         default=None,
         description="Name of a new column of the rows of the click log, with the type int: the position at "
         "which the item of the row was shown to its user on the same day. The position is null if the log of "
-        "impressions has no such row. Features read the column like a column of the click log. `row_column` "
+        "impressions has no such row. Features can use the column like any column of the log. `row_column` "
         "needs `keys` and split.by=day. Null: no such column.",
     )
     time: PlainText | None = Field(
@@ -504,7 +504,8 @@ class Impressions(TableOfRoles):
         description="Column with the time of the impression. It is required if `row_column` and "
         "`log.event_time` are set, and refused otherwise. If `columns` does not declare the column, it is "
         "written like the time of the log: an integer in the unit of `log.event_time`, or a time in its "
-        "`format`. Times without an offset are in `log.time_zone` unless `time_zone` is set.",
+        "`format`. Times without an offset are interpreted in `log.time_zone`, unless "
+        "`time_zone` is set.",
     )
     min_effective_entries: PositiveInt = Field(
         default=200,
@@ -530,7 +531,7 @@ class Impressions(TableOfRoles):
     @model_validator(mode="after")
     def _differ(self) -> Impressions:
         if len(set(self.roles)) < len(self.roles):
-            raise ValueError(f"the columns {self.roles} must differ")
+            raise ValueError(f"the columns {self.roles} must differ: each key needs its own column")
         return self
 
     @model_validator(mode="after")
@@ -590,7 +591,7 @@ class Serving(Strict):
         Raises ValueError if the column is not new, or if the log of impressions cannot be joined.
 
         Args:
-            split_by: the value of split.by.
+            split_by: the value of split.by: `day`, `fraction` or `leave_last_out`.
             keys: the section `keys`.
             event_time: the section `log.event_time`.
             columns: the names of all other columns.

@@ -1,4 +1,4 @@
-"""The notation of times in raw files: patterns of texts, and names of time zones."""
+"""The notation of times in raw files: patterns of strptime, and names of time zones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 ISO = "iso"
 UTC = "UTC"
 
-# The directives of a pattern, with the part of the time that each one reads. `etl.raw.time_text` parses texts
+# The directives of a pattern, with the part of the time that each one reads. `etl.raw.time_text` parses times
 # with them.
 _PART_OF = {
     "%Y": "year",
@@ -85,7 +85,9 @@ def _parts_of(pattern: str) -> list[str]:
     parts = [_PART_OF[token] for token in directives]
     repeated = sorted({part for part in parts if parts.count(part) > 1})
     if repeated:
-        raise ValueError(f"the format contains the {' and the '.join(repeated)} more than once")
+        raise ValueError(
+            f"the format contains the {' and the '.join(repeated)} more than once: write each part once"
+        )
     if ("%I" in directives) != ("%p" in directives):
         raise ValueError(
             "%I (hours from 1 to 12) and %p (AM or PM) must be used together; write %H for hours from 0 to 23"

@@ -22,7 +22,8 @@ class LossSettings(Strict):
             logits of a positive row and of its negatives. `catalogue`: the user vector of a positive row, and
             the vectors of all items in the train rows of the row's day. `batch`: the user vector of a
             positive row, and the vectors of the items of all positive rows of the step.
-        predicts_probabilities: whether a model that minimizes the loss predicts probabilities.
+        predicts_probabilities: whether the scores of a model that minimizes the loss are probabilities. If
+            not, only the order of scores has a meaning.
     """
 
     compares: ClassVar[Compares] = "rows"
@@ -153,7 +154,7 @@ class ModelConfig(Strict):
     model_config = ConfigDict(extra="allow")
 
     architecture: str = Field(
-        description="Name of a module in training/architectures, or of the architecture of a package."
+        description="Name of a module in training/architectures, or of an architecture from a package."
     )
     multi_hot: MultiHot = Field(
         default=MultiHot(), description="How the model reads features that are lists of ids."
@@ -236,7 +237,7 @@ class Elastic(Strict):
 
 
 class StopAt(Strict):
-    """A condition that ends a training early. `train.keep` decides which weights the model has in this case.
+    """A condition that ends training early. `train.keep` decides which weights the model has in this case.
 
     The metric is measured on the validation split every `train.evaluate_every_steps` steps. With
     `train.keep: best`, it is also measured at the end of each epoch.
@@ -320,7 +321,7 @@ class Reading(Strict):
     pools: Literal["auto", "host", "device"] = Field(
         default="auto",
         description="Where buffer pools are made. The batches do not depend on this. `host`: in the memory "
-        "of the host, from which a training on a GPU copies them. `device`: in the memory of the "
+        "of the host, from which training on a GPU copies them. `device`: in the memory of the "
         "training's device. `auto`: like `device` if the training uses a GPU on which pools and row groups "
         "need at most `device_mib`, otherwise like `host`.",
     )
@@ -332,7 +333,7 @@ class Reading(Strict):
     )
     threads: PositiveInt | None = Field(
         default=None,
-        description="Number of threads that decode row groups. Null: 4 for a training on a GPU, 1 otherwise.",
+        description="Number of threads that decode row groups. Null: 4 for training on a GPU, 1 otherwise.",
     )
     read_ahead_mib: PositiveInt | None = Field(
         default=None,
@@ -364,16 +365,17 @@ class Retrain(Strict):
     )
     fresh_every_days: Days | None = Field(
         default=None,
-        description="With start=auto, a retraining is also fresh if the last fresh training is at least this "
-        "number of days old. The model then forgets values that no longer occur in the train days. Null: no "
-        "such limit.",
+        description="With start=auto, a retraining is also fresh if the last fresh training run is at least "
+        "this number of days old. The model then forgets values that no longer occur in the train days. "
+        "Null: no such limit.",
     )
 
     @model_validator(mode="after")
     def _only_auto_has_a_period(self) -> Retrain:
         if self.start != "auto" and self.fresh_every_days is not None:
             raise ValueError(
-                f"fresh_every_days={self.fresh_every_days} needs start=auto, but start={self.start} is set"
+                f"fresh_every_days={self.fresh_every_days} needs start=auto, but start={self.start} is set: "
+                "set start=auto, or remove fresh_every_days"
             )
         return self
 
@@ -409,7 +411,7 @@ class Train(Strict):
     )
     elastic: Elastic | None = Field(
         default=None,
-        description="How a training continues if ranks are lost. Null: the training fails if a rank is lost.",
+        description="How training continues if ranks are lost. Null: training fails if a rank is lost.",
     )
     num_shards: PositiveInt = Field(
         default=16,
@@ -543,7 +545,7 @@ class Train(Strict):
     keep_checkpoints: PositiveInt = Field(
         default=2,
         description="Number of newest checkpoints to keep. If the newest checkpoint is damaged, a restarted "
-        "training uses an earlier one.",
+        "training run uses an earlier one.",
     )
     log_every_steps: PositiveInt = Field(default=20, description="Number of steps between two log messages.")
     seed: Seed = Field(default=0, description="Seed of initial weights, order of rows and dropout.")
@@ -567,7 +569,7 @@ class Train(Strict):
         "`auto`: a GPU if there is one.",
     )
     start_timeout_s: PositiveInt = Field(
-        default=180, description="Number of seconds that a training waits for all ranks to start."
+        default=180, description="Number of seconds that a training run waits for all ranks to start."
     )
 
     @property
@@ -642,23 +644,23 @@ class Train(Strict):
             if self.only_positive_rows and getattr(self, name):
                 cause = "negatives" if self.negatives else f"loss={self.loss_name}"
                 raise ValueError(
-                    f"{name}=true needs the same number of rows in every step, which {cause} does not "
-                    f"give; set {name}=false"
+                    f"{name}=true needs the same number of rows in every step, but with {cause} this number "
+                    f"varies; set {name}=false"
                 )
         return self
 
     @model_validator(mode="after")
     def _memory_of_rows(self) -> Train:
         if self.embedding_memory == "device" and self.embedding_memory_mib is not None:
-            raise ValueError("embedding_memory_mib needs embedding_memory=auto")
+            raise ValueError("embedding_memory_mib needs embedding_memory=auto: set both, or neither")
         if self.embedding_memory == "auto" and self.device == "cpu" and self.embedding_memory_mib is None:
-            raise ValueError("embedding_memory=auto with device=cpu needs embedding_memory_mib")
+            raise ValueError("embedding_memory=auto with device=cpu needs embedding_memory_mib: add this key")
         return self
 
     @model_validator(mode="after")
     def _graphs_on_gpus(self) -> Train:
         if self.cuda_graphs and self.device == "cpu":
-            raise ValueError("cuda_graphs=true needs a GPU, but device=cpu is set")
+            raise ValueError("cuda_graphs=true needs a GPU, but device=cpu is set: change one of the two")
         if self.kernels == "triton" and self.device == "cpu":
-            raise ValueError("kernels=triton needs a GPU, but device=cpu is set")
+            raise ValueError("kernels=triton needs a GPU, but device=cpu is set: change one of the two")
         return self

@@ -152,14 +152,14 @@ class Quality(Strict):
     misdated_share_warn: ShareLimit = Field(
         default=0.05,
         description="Warns if a larger share of a day's rows has an event_time outside of this day in "
-        "`log.time_zone`. Used only with `{date}` in `log.path` and `log.event_time`. Null: no limit.",
+        "`log.time_zone`. Used only if `log.path` has `{date}` and `log.event_time` is set. Null: no limit.",
     )
     max_misdated_share: Share = Field(
         default=0.9,
         description="Largest share of a day's rows that may have an event_time outside of this day in "
         "`log.time_zone`. If the days of the files are those of another time zone, at most 0.6 of the rows "
-        "are outside. If the unit of the times is wrong, all rows are. Used only with `{date}` in `log.path` "
-        "and `log.event_time`.",
+        "are outside. If the unit of the times is wrong, all rows are outside. Used only if `log.path` has "
+        "`{date}` and `log.event_time` is set.",
     )
     null_rate_change_warn: ShareLimit = Field(
         default=0.1,
@@ -390,7 +390,7 @@ class Gate(Strict):
         if not self.calibration_low <= 1 <= self.calibration_high:
             raise ValueError(
                 f"1 must be between calibration_low={self.calibration_low} and "
-                f"calibration_high={self.calibration_high}"
+                f"calibration_high={self.calibration_high}: lower the first, or raise the second"
             )
         return self
 
@@ -400,14 +400,15 @@ class Gate(Strict):
 # Columns of prepared rows and of feature tables (storage.feature_spec). Raw columns cannot have these names.
 RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label", "split")
 # Columns of the tables from which lists are made (scoring/requests.py), beside the features of the user or of
-# the item. Features of this scope cannot have these names. Frames of Spark and DuckDB ignore their case.
+# the item. Features of the scope `user` or `item` cannot have these names, which Spark and DuckDB compare
+# without case.
 LIST_COLUMNS = {"user": ("candidates", "excluded", "sources", "source_scores"), "item": ("item_index",)}
 # These tables have this column only if `log.label.weights` is set.
 WEIGHT_COLUMN = "weight"
 
 
 def _is_integer(text: str) -> bool:
-    """Returns whether a text is an integer of 64 bits, written in its shortest form."""
+    """Returns whether a string is an integer of 64 bits, written in its shortest form."""
     try:
         return str(int(text)) == text and -(2**63) <= int(text) < 2**63
     except ValueError:
@@ -507,8 +508,8 @@ class Config(Strict):
     def _losses_can_be_computed(self) -> Config:
         if self.train.negatives and not self.negatives:
             raise ValueError(
-                "train.negatives draws negatives for training; validation and test rows need some, too: set "
-                "the section negatives, such as {per_positive: 4}"
+                "train.negatives draws negatives only for training, but the validation and test splits need "
+                "negatives too: set the section negatives, such as {per_positive: 4}"
             )
         if self.negatives and not self.negatives.train and self.split.by == "day":
             raise ValueError(
@@ -518,7 +519,7 @@ class Config(Strict):
         if self.train.compares_vectors and not self.keys:
             raise ValueError(
                 f"train.loss={self.train.loss_name} compares items, so it needs the section keys, which "
-                "names them"
+                "names the column of the item"
             )
         return self
 
@@ -555,21 +556,24 @@ class Config(Strict):
         ):
             raise ValueError(
                 "users, items, negatives, history, last_values, deliver.sinks and "
-                "split.by=leave_last_out need the section `keys`"
+                "split.by=leave_last_out need the section `keys`: add this section"
             )
         for side, table in (("user", self.users), ("item", self.items)):
             if table and self.keys:
                 table.require_present("keys", [getattr(self.keys, side)])
                 self._check_attributes(side, table, getattr(self.keys, side))
         if self.split.by == "day" and not self.log.by_day:
-            raise ValueError(f"split.by=day needs {{date}} in log.path={self.log.path!r}")
+            raise ValueError(
+                f"split.by=day needs {{date}} in log.path={self.log.path!r}: write {{date}} in place of the "
+                "day, or choose another split.by"
+            )
         self._check_order()
         self._check_candidates()
         return self
 
     @property
     def folders(self) -> dict[str, str]:
-        """Returns the texts that replace `{lake}` and `{data}` in paths."""
+        """Returns the values that replace `{lake}` and `{data}` in paths."""
         return {"lake": self.lake, "data": self.data}
 
     @property
@@ -594,13 +598,13 @@ class Config(Strict):
 
     @property
     def days_before(self) -> int:
-        """Returns for how many days before the first day of the splits a run reads events."""
+        """Returns the number of days before the first day of the splits whose events a run reads."""
         of_values = self.last_values.days if self.last_values else 0
         return max((self.history.days or 0) if self.history else 0, of_values)
 
     @property
     def uncounted_days(self) -> int:
-        """Returns how many days up to the run date follow the last of `candidates.splits` (split.by=day)."""
+        """Returns the number of days from the last of `candidates.splits` to the run date (split.by=day)."""
         if self.split.by != "day" or "test" in self.candidates.splits:
             return 0
         days = self.split.test_days
@@ -707,7 +711,8 @@ class Config(Strict):
         nulls = [event for event in label.event_weights if event in self.log.null_values]
         if nulls:
             raise ValueError(
-                f"log.label names the events {nulls}, but log.null_values says that these texts mean null"
+                f"log.label names the events {nulls}, but log.null_values says that these strings mean null: "
+                "remove them from one of the two keys"
             )
 
     def _check_candidates(self) -> None:
@@ -722,7 +727,7 @@ class Config(Strict):
             raise ValueError(
                 f"candidates.splits={self.candidates.splits} must not contain `test` if "
                 "measure.against=test_split is set, because the lists would be computed from the clicks on "
-                "which they are measured"
+                "which they are measured: set one of the two to another value"
             )
         if self.measure.against == "test_split" and self.train.refit:
             raise ValueError(
@@ -734,12 +739,12 @@ class Config(Strict):
     def _check_windows(self) -> None:
         """Raises ValueError if `candidates.splits` leaves out the splits of all days of a window."""
         gap = self.uncounted_days
-        empty = {name: days for name, days in self.candidates.counts_days.items() if days <= gap}
+        empty = [f"{name}={days}" for name, days in self.candidates.counts_days.items() if days <= gap]
         if empty:
             raise ValueError(
-                f"candidates: {empty} count no row, because the last {gap} days up to the run date belong to "
-                f"splits that candidates.splits={self.candidates.splits} leaves out: add these splits to "
-                f"candidates.splits, or set more than {gap} days"
+                f"candidates: the windows {', '.join(empty)} (in days) contain no rows, because "
+                f"candidates.splits={self.candidates.splits} does not include the splits of the last {gap} "
+                f"days up to the run date: add these splits, or set windows of more than {gap} days"
             )
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:

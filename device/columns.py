@@ -83,7 +83,7 @@ class DeviceColumns(Mapping[str, pa.Array]):
     code that runs on the host can use it like any mapping of arrays.
 
     Args:
-        parts: the columns by name.
+        parts: maps the name of each column to an Arrow array or to a column on a device.
     """
 
     def __init__(self, parts: Mapping[str, Values]) -> None:

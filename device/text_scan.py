@@ -47,7 +47,7 @@ class ScannedText:
     """The result of scanning one block of lines: its n rows, and the reasons of its rejected lines.
 
     Attributes:
-        lines: number of lines of the block.
+        lines: number of lines of the block, including rejected lines.
         row_lines: (n,) int64, ascending: the index of the line of each row.
         columns: maps the index of a field to its column. An empty field is null.
         counts: maps the index of a field to an int64 array. Element v is the number of rows with dictionary
@@ -218,7 +218,7 @@ def _encode(
     Args:
         words: the block.
         starts, ends: (G, n) positions of the first byte of each field, and of the byte after the field.
-        mix: the hash function of words.
+        mix: returns the hash of each word.
     """
     values = _values(words, starts, ends)
     num_columns, num_rows = starts.shape
@@ -328,7 +328,7 @@ def _bytes_of(words: Tensor, starts: Tensor, sizes: Tensor, total: int) -> Tenso
 
 
 def _strings(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> pa.StringArray:
-    """Returns texts whose bounds in `data` are `offsets`."""
+    """Returns strings whose bounds in `data` are `offsets`."""
     buffers = [
         pa.py_buffer((offsets - offsets[0]).astype(np.int32)),
         pa.py_buffer(data[offsets[0] : offsets[-1]]),

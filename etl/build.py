@@ -63,8 +63,8 @@ class BuildResult:
         counts: maps each day to its row counts.
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
-        missing: for each table of users or items that the configuration has: how many users or items in the
-            log have no row in this table.
+        missing: for each configured table of users or items, the number of users or items in the log that
+            have no row in this table.
         warnings: one message for each figure that exceeds its limit (a setting `quality.…_warn`).
         empty_days: train days that were left out because their raw log has no row.
     """
@@ -170,9 +170,9 @@ def applied_features(
 ) -> Callable[[RawFiles], bool] | None:
     """Returns a function that checks whether all features that the run needs from a day are published.
 
-    Returns None if the run fits or extends a workflow, because its features are new. If no run of the run
-    date has been completed, features of this day do not count. The arguments have the same meaning as in
-    `build`.
+    Returns None if the run fits or extends a workflow, because no features of the new workflow are published
+    yet. Until a run of the run date has been completed, the function returns False for this day. The
+    arguments have the same meaning as in `build`.
     """
     if parent_version is None or plan.config.workflow.mode not in ("auto", "apply"):
         return None
@@ -218,7 +218,7 @@ def encode_split(
     If `only` is not None, the rows of other days of the split are left out.
 
     Raises:
-        ConfigError: the workflow was fitted with weights of rows, but the configuration sets no weights.
+        ConfigError: the workflow was fitted with row weights, but the configuration sets no weights.
     """
     require_weights(plan, workflow.version, workflow.spec)
     days = raw_days(plan, run_date, lake.recorder)[split]
@@ -347,8 +347,8 @@ def _publish_features(
 ) -> dict[str, Manifest]:
     """Publishes the feature partition of each day, unless it exists for the same log and workflow.
 
-    For the days `rejoined`, an existing partition must also have been joined with the present tables of users
-    and items. On other days, its rows keep the attributes with which they were joined.
+    For the days `rejoined`, the rows of an existing partition must also have been joined with the present
+    tables of users and items. On other days, the rows keep the attributes with which they were joined.
     """
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}

@@ -48,9 +48,9 @@ from storage.publish import Rules
 
 
 class DayPasses(CountedDays, Protocol):
-    """The two passes of a run of build_features over its days.
+    """The two passes of build_features over the days of a run.
 
-    They scan the logs, and then write features.
+    The first pass scans the logs, and the second pass writes features.
     """
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
@@ -73,11 +73,11 @@ class DayPasses(CountedDays, Protocol):
     ) -> dict[str, Manifest]:
         """Writes and publishes the feature partitions of scanned days.
 
-        Each manifest has the inputs that are passed for its day, and those of `table_inputs`.
+        Each manifest records the inputs that are passed for its day, and those that `table_inputs` returns.
         """
 
     def training_rows(self, days: Sequence[RawFiles]) -> DataFrame:
-        """Returns the training rows of scanned days as a frame of Spark, with the column `_day`."""
+        """Returns the training rows of scanned days as a Spark frame. Its column `_day` has the row's day."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
     """Returns the passes over the days of a log.
 
     Raises:
-        ConfigError: tasks prepare the rows, but an operator of `prepare` can process only Spark frames; or
-            the log is text, and the compiled scanner of text is missing.
+        ConfigError: tasks prepare the rows, but an operator of `prepare` can process only Spark frames. Or
+            the log is text, and the compiled text scanner is missing.
     """
     if format_settings(plan.config.log.format).is_text and not is_built():
         raise ConfigError("the compiled scanner, which reads text files, is missing", "run `make setup`")
@@ -139,7 +139,8 @@ def digests_of_earlier_days(
 ) -> dict[str, Callable[[str], str]]:
     """Returns, for each input from earlier days, a function that takes a day and returns the input's digest.
 
-    The result is that of `etl.prepare.prepared_passes.earlier_digests`, with the readers of this run.
+    See `etl.prepare.prepared_passes.earlier_digests` for these inputs. In local runs, tasks read the clicks
+    of earlier days. Otherwise, Spark reads them.
     """
     clicks: ClickTables | LastClicks | None
     if isinstance(workers, LocalWorkers):
@@ -149,7 +150,7 @@ def digests_of_earlier_days(
     return earlier_digests(clicks, value_tables(workers, plan, lake))
 
 
-# Reads columns of one day's raw log.
+# The functions below read columns of one day's raw log.
 
 _KEYS = pa.schema([(USER_KEY, pa.string()), (ITEM_KEY, pa.string()), (LABEL, pa.float32())])
 
@@ -176,7 +177,8 @@ def _clicks_of(
         yield pa.RecordBatch.from_arrays(values, schema=schema)
 
 
-# Finds the days of a run, quarantines their bad rows, and compares the newest log with the train days.
+# The code below finds the days of a run, quarantines their bad rows, and compares the newest log with the
+# train days.
 
 log = logging.getLogger("nightrank.etl")
 
@@ -340,7 +342,7 @@ def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
                 checked.add((section, raw.paths))
     for name, external in plan.external_tables.items():
         latest = None if has_date(external.path) else find_raw(plan.config, external, days[-1].dt)
-        if latest is not None:  # A missing table is no error here, because only a fit needs it.
+        if latest is not None:  # A missing table is not an error here, because only a fit needs it.
             check_heads(external, latest.paths, name, None)
 
 
@@ -353,8 +355,8 @@ def _warn_of_missing_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
     missing = [raw.dt for raw in days if impressions_of(plan.config, raw) is None] if settings else []
     if settings and missing:
         log.warning(
-            "impressions: there is no log of %s (serving.impressions.path=%s), so %s is null in all rows of "
-            "these days",
+            "impressions: there is no log of %s (serving.impressions.path=%s), so the column %s is null in "
+            "all rows of these days",
             missing,
             settings.path,
             settings.row_column,

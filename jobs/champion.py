@@ -20,9 +20,9 @@ from training.registry.overrides import OverrideRequest, pin, release, roll_back
 from training.registry.refits import serving_model
 
 DESCRIPTION = (
-    "Shows which model serves on a run date, since when and why, with all decisions of the gate and of "
-    "people up to that date. --rollback withdraws the champion: from the run date on, the previous "
-    "champion serves again. --pin lets one version serve until --release, regardless of the gate's "
+    "Shows which model serves on a run date, since when and why. It also shows all decisions of the gate and "
+    "all changes by people up to that date. --rollback withdraws the champion: from the run date on, the "
+    "previous champion serves again. --pin lets one version serve until --release, regardless of the gate's "
     "decisions. The history records who made each change and why. A repeated change has no effect. Lists "
     "that are already published do not change: run nightly for the date again."
 )

@@ -39,13 +39,13 @@ from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
 DESCRIPTION = (
-    "Checks in seconds what a run would refuse after minutes: every key of the configuration, the models "
-    "and operators, the tables, and the raw files of the log that a run of this date reads: the first rows "
-    "of up to 16 files of each day. It prints the rows that would be quarantined, with the remedy. It writes "
-    "nothing."
+    "Checks in seconds what a run would refuse after minutes: every key of the configuration, the models and "
+    "operators, the tables, and the raw log. It reads the first rows of up to 16 files of each day of the "
+    "log that a run of this date reads. It prints the rows that would be quarantined, with the remedy. It "
+    "writes nothing."
 )
 
-# The files of each day from which the first rows are read, and the bytes that are read of them together.
+# Maximum number of files of a day whose first rows are read, and of bytes that are read from these files.
 _FILES_A_DAY, _BYTES_A_DAY = 16, 4 << 20
 # Maximum number of left-out events in the text.
 _MOST_EVENTS = 10
@@ -54,7 +54,8 @@ _FEW_MISDATED = 0.01
 
 
 _ZONE_OF_DAYS = (
-    "if they are the days of another time zone, set log.time_zone, such as log.time_zone=America/New_York"
+    "if the days of the files are those of another time zone, set log.time_zone, such as "
+    "log.time_zone=America/New_York"
 )
 
 
@@ -63,7 +64,7 @@ class _Head:
     """Counts of the first rows in the files of a day.
 
     Attributes:
-        raw: the files.
+        raw: the raw files of the day.
         files: number of files whose rows were read.
         rows: number of rows that were read.
         clicks: number of valid rows with label 1.
@@ -71,7 +72,7 @@ class _Head:
         misdated: the valid rows whose time is outside the day of their file. They are counted only if the log
             is stored by day.
         left_out: number of rows that the configuration leaves out, such as rows of other events.
-        other_events: number of rows that are left out by event.
+        other_events: maps each event whose rows are left out to the number of these rows.
         examples: the first rejected row of each reason.
         events: the events of the valid rows, if the label is an event.
     """
@@ -139,7 +140,7 @@ def run(context: RunContext) -> tuple[str, JobSummary]:
 def _starts_of_files(layout: FileLayout, days: Sequence[RawFiles]) -> dict[str, list[FileSplit]]:
     """Returns, for each day, the first file splits of files that are spread over the day.
 
-    The first and the last file of a day are among them.
+    The first and the last file of a day are always included.
     """
     by_count: dict[int, dict[str, FileSplit]] = {}
     starts = {}
@@ -205,7 +206,8 @@ def _require_valid(plan: FeaturePlan, head: _Head) -> None:
     raise DataError(
         f"{head.rejected:,} of the first {head.rows:,} rows of {head.raw.dt} would be quarantined "
         f"({head.rejected / head.rows:.1%}; quality.max_bad_share={limit:.1%}), by reason: "
-        f"{dict(head.reasons)}; {example.file}: {description(log, example)}",
+        f"{', '.join(f'{name}: {count:,}' for name, count in head.reasons.most_common())}. Example: "
+        f"{example.file}: {description(log, example)}",
         f"for the reason {reason}: {remedy(log, 'log', example)}. If this share of rejected rows is usual, "
         f"raise quality.max_bad_share",
     )

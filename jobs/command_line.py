@@ -28,9 +28,9 @@ def job_parser(
     """Returns a parser with the options that every job has.
 
     Args:
-        name: the name of the job.
-        description: what it does.
-        date_option: a second name of --run-date.
+        name: the name of the job, such as `build_features`.
+        description: what the job does, for --help.
+        date_option: a second name of --run-date, such as `--date`.
         output: what the job writes to standard output last.
     """
     parser = argparse.ArgumentParser(
@@ -103,8 +103,8 @@ def run_without_session(
     """Runs a job that only shows information. The job needs no Spark session and writes no run record.
 
     Args:
-        name: the name of the job.
-        arguments: the parsed arguments of `job_parser`.
+        name: the name of the job, such as `champion`.
+        arguments: the parsed command line, with the options of `job_parser`.
         stage: returns the text to print, and the job summary.
         with_summary: whether the job summary is printed too.
 

@@ -59,9 +59,9 @@ from training.settings import complete
 DESCRIPTION = (
     "Trains models with different settings on the dataset of the run date, one after another, and compares "
     "them on the validation split. The experiments file lists the settings, or a space of settings that "
-    "Optuna searches. Shows a table, and writes <lake>/reports/comparison-<name>-<run date>.html. Run it "
-    "after build_features. A run that was killed can be repeated: only experiments without a complete model "
-    "are trained, and a search continues. No model of a comparison becomes challenger or champion."
+    "Optuna searches. Shows a table, and writes <lake>/reports/comparison-<name>-<run date>.html. Run this "
+    "job after build_features. A run that was killed can be repeated: only experiments without a complete "
+    "model are trained, and a search continues. No model of a comparison becomes challenger or champion."
 )
 
 log = logging.getLogger("nightrank.compare_models")
@@ -72,9 +72,9 @@ class ComparisonRequest:
     """The arguments of the command line.
 
     Attributes:
-        experiments: path of the experiments file.
-        config: path of the configuration file.
-        overrides: the overrides `a.b=value` of the configuration.
+        experiments: path of the experiments file (--experiments).
+        config: path of the configuration file (--config).
+        overrides: the overrides `a.b=value` of the configuration (--set).
         write_best: path of the configuration file to write for the best experiment; None for no file.
     """
 
@@ -86,14 +86,14 @@ class ComparisonRequest:
 
 @dataclass
 class _Trained:
-    """The trainings that compare_models has planned or run so far.
+    """The training runs that compare_models has planned or completed so far.
 
     Attributes:
         dataset: the dataset.
         experiments: the experiments, or the trials, except trials with the settings of an earlier trial.
-        outcomes: the outcome of each experiment.
-        plans: maps the name of an experiment and a seed to the plan of the training. A trial whose settings
-            the configuration refuses has no plan.
+        outcomes: the outcomes of `experiments`, in the same order.
+        plans: maps the name of an experiment and a seed to the plan of the training run. A trial whose
+            settings break a rule of the configuration has no plan.
         search: the progress of the search; None if the file has no search.
     """
 
@@ -107,9 +107,9 @@ class _Trained:
 def run(context: RunContext, request: ComparisonRequest) -> JobSummary:
     """Compares the experiments, and publishes the result in the lake, as an HTML page, and to MLflow.
 
-    An experiment with a complete model is not trained again. A training that was killed resumes from its last
-    checkpoint. If a training fails with a DataError, such as a loss that is not finite, the other experiments
-    are still trained.
+    An experiment with a complete model is not trained again. A training run that was killed resumes from its
+    last checkpoint. If a training run fails with a DataError, such as a loss that is not finite, the other
+    experiments are still trained.
 
     Raises:
         ConfigError: the file has an error. No model is trained.
@@ -179,7 +179,7 @@ def _train_experiments(context: RunContext, request: ComparisonRequest, contents
 def _plans(
     context: RunContext, dataset: Dataset, experiments: Sequence[Experiment]
 ) -> dict[tuple[str, int], TrainPlan]:
-    """Returns the plan of each training, in the order of the trainings."""
+    """Returns the plan of each training run, in the order of the runs."""
     return {
         (experiment.name, seed): make_experiment_plan(config, context.lake, dataset)
         for experiment in experiments
@@ -209,7 +209,7 @@ def _outcome(context: RunContext, where: str, seed: int, plan: TrainPlan) -> Tra
     return outcome
 
 
-# Trains the trials of a search.
+# The functions below train the trials of a search.
 
 
 def _search(
@@ -217,7 +217,7 @@ def _search(
 ) -> _Trained:
     """Trains the trials of a search, until the number of trials or the time limit is reached.
 
-    A combination of values that the configuration refuses is a failed trial.
+    If the proposed values break a rule of the configuration, the trial has failed.
     """
     config, path = context.config, request.experiments
     with context.phase("plan"):
@@ -334,8 +334,8 @@ def _parser() -> argparse.ArgumentParser:
         "--write-best",
         metavar="YAML",
         help="also write a configuration file for the best experiment, which extends the file of --config if "
-        "possible; if the experiment or --set changes the model, it is written to <name>.model.yaml in the "
-        "same folder",
+        "possible; if the experiment or --set changes the model, the model is written to <name>.model.yaml "
+        "in the same folder",
     )
     return parser
 

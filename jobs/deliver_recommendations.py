@@ -33,7 +33,7 @@ from storage.run_context import RunContext
 
 DESCRIPTION = (
     "Copies the published lists of a date to the sinks of the section `deliver`: PostgreSQL tables, files of "
-    "JSON lines or CSV, Redis, or sinks of other packages."
+    "JSON lines or CSV, Redis, or sinks from other packages."
 )
 
 

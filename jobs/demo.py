@@ -59,8 +59,8 @@ class Calendar:
     """The days of a demo.
 
     Attributes:
-        first: the first generated day.
-        run_dates: the date of each run.
+        first: the first day of the generated log.
+        run_dates: the run dates, in ascending order.
         held_out: the day after the last run date. No stage of a run reads the log of this day.
     """
 
@@ -78,7 +78,7 @@ def run_demo(
         launcher: runs the stages. Its configuration must have a section `generate`, and its overrides must
             put the lake into `out`.
         out: the folder of the demo. It is emptied first.
-        num_runs: number of run dates.
+        num_runs: number of run dates, at least 1.
         interruptions: the signals that this process has received.
         progress: prints progress and the result.
 

@@ -84,14 +84,14 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
         A text for a terminal, and the summary.
 
     Raises:
-        ConfigError: a text is not a possible user id, or the configuration has no section `keys`.
+        ConfigError: an id is not a possible user id, or the configuration has no section `keys`.
         DataError: the lake has no published tables, or a file in the lake is damaged.
         InfrastructureError: another job uses the lake at the same time.
     """
     require(context.config, "keys")
     _check(ids)
     ids = _as_keys(context.config, ids)
-    # Raises an error before the job changes files.
+    # If a sink has wrong settings, this call raises an error before the job changes files.
     read_settings(context.config.deliver, context.config.folders)
     lake = context.lake
     _require_tables(lake)
@@ -177,7 +177,8 @@ def _require_tables(lake: LakePaths) -> None:
 def _require_none(left: ErasurePlan) -> None:
     if left.rows:
         raise InfrastructureError(
-            f"another job has published rows of these users during the erasure: {sorted(left.rows)[:3]}",
+            "another job has published rows of these users during the erasure, for example in "
+            f"{', '.join(sorted(left.rows)[:3])}",
             "wait until no other job uses the lake, then run erase_user again: it continues",
         )
 
@@ -289,7 +290,8 @@ def _ids(named: list[str], file: Path | None) -> list[str]:
             lines = [line.removesuffix("\r") for line in text.split("\n")]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"--users-file {file} cannot be read: {error}", "pass a text file in UTF-8 with one id a line"
+                f"--users-file {file} cannot be read: {error}",
+                "pass a text file in UTF-8 with one id per line",
             ) from error
     ids = list(dict.fromkeys([*named, *(line for line in lines if line)]))
     if not ids:

@@ -169,8 +169,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repair",
         action="store_true",
-        help="mark damaged partitions, so that the next run of the job that writes a partition writes it "
-        "again; no data file is deleted",
+        help="mark damaged partitions, so that each job rewrites its damaged partitions when it runs next; "
+        "no data file is deleted",
     )
     return parser
 

@@ -95,7 +95,7 @@ class HttpRequest:
 
     Attributes:
         rest: the path after the path of the route.
-        query: the last value of each parameter.
+        query: maps each parameter of the query to its last value.
         media_type: the header Content-Type in lower case, without parameters; empty if it is missing.
         body: the body.
     """
@@ -200,7 +200,7 @@ class HttpApplication:
 
     Args:
         routes: the routes. The first route that matches a request answers it.
-        limits: the limits for clients.
+        limits: limits for the size and the number of requests, and for connections.
         token: the token that requests must send as `Authorization: Bearer TOKEN`; None if requests need no
             token.
     """
@@ -242,7 +242,9 @@ class HttpApplication:
         headers = {name.lower(): value for name, value in scope["headers"]}
         # h11 does not limit the size of a head that arrives in one part.
         if sum(len(name) + len(value) for name, value in scope["headers"]) > _HEADER_BYTES:
-            raise RefusedError(431, f"headers may have {_HEADER_BYTES:,} bytes", {"connection": "close"})
+            raise RefusedError(
+                431, f"headers may have at most {_HEADER_BYTES:,} bytes", {"connection": "close"}
+            )
         # A connection with an unread body cannot be used for another request.
         close = {"connection": "close"}
         # If a request had both Content-Length and Transfer-Encoding, this server would ignore one of them,
@@ -266,7 +268,7 @@ class HttpApplication:
     def _require_token(self, authorization: bytes) -> None:
         """Raises RefusedError if the header does not contain the token.
 
-        The comparison takes the same time for all texts.
+        The comparison takes the same time for all values of the header.
         """
         if self._authorization is None or hmac.compare_digest(authorization, self._authorization):
             return
@@ -287,7 +289,7 @@ class HttpApplication:
         Raises:
             RefusedError: the body is too large, or takes too long.
         """
-        too_large = RefusedError(413, f"a body may have {limit:,} bytes", {"connection": "close"})
+        too_large = RefusedError(413, f"a body may have at most {limit:,} bytes", {"connection": "close"})
         if int(length) > limit:
             raise too_large
         parts, size, more = [], 0, True
@@ -356,7 +358,7 @@ class _Connections:
     """The open connections of a server.
 
     Args:
-        limits: the limits for clients.
+        limits: limits for the size and the number of requests, and for connections.
         metrics: counts connections.
     """
 
@@ -401,8 +403,8 @@ class _Connection(H11Protocol):
     uvicorn waits for both without a time limit.
 
     Args:
-        connections: the open connections of the server.
-        arguments: the arguments of uvicorn's class.
+        connections: the open connections of the server, which this connection joins.
+        arguments: further arguments for the constructor of uvicorn's class.
     """
 
     def __init__(self, connections: _Connections, **arguments: Any) -> None:

@@ -52,15 +52,15 @@ _COMMENTS: Mapping[str, str] = {
     "blend: auto measures on validation clicks whether the model, a source, or a blend of them ranks best.",
 }
 _OF_REFITS = "refit: a promoted model is trained again before it scores, also on validation and test rows."
-_OF_TRAINING = "Each training also measures lists with the rows of the test split. The report shows both."
+_OF_TRAINING = "Each training run also measures lists with the rows of the test split. The report shows both."
 _OF_MEASURES = f"Lists are measured with the clicks of the day after the run date. {_OF_TRAINING}"
 _OF_ONE_TABLE = (
     "Lists are measured with the clicks of the day after the run date, if these rows are added to the log "
     f"after the run. {_OF_TRAINING}"
 )
 _WITHOUT_TIMES = (
-    "Rows have no time, so the clicks of the day after the run date are unknown. Only each training measures "
-    "lists, with the rows of the test split. The report shows these measures."
+    "Rows have no time, so the clicks of the day after the run date are unknown. Lists are measured only in "
+    "each training run, with the rows of the test split. The report shows these measures."
 )
 
 
@@ -134,7 +134,7 @@ def _section(key: str, value: object) -> str:
 
 
 def _flow(value: object) -> str:
-    """Returns a value in one line of YAML. Texts that YAML could read as another type are quoted."""
+    """Returns a value in one line of YAML. Strings that YAML could read as another type are quoted."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...").rstrip("\n")
 

@@ -52,7 +52,7 @@ def run(context: RunContext) -> JobSummary:
         tables = read_candidate_tables(context, dataset.workflow_version)
     retriever = tables.retriever.version if config.candidates.retriever and tables.retriever else None
     if config.candidates.retrieval and retriever is None:
-        tables = replace(tables, retriever=model)  # not its refit, which knows the validation clicks
+        tables = replace(tables, retriever=model)  # not its refit, which was trained on the validation clicks
     inputs = {**tables.inputs(context, dataset), "score": config_digest(config, "score")}
     key = BlendKey(model.version, config_digest(config, "candidates"), retriever)
     record = blend_of(lake, config.name, context.run_date)

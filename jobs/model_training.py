@@ -27,7 +27,7 @@ def train(context: RunContext, config: Config) -> JobSummary:
     """Trains a model if its version does not exist yet. Records the version for the run date.
 
     Args:
-        context: the context of the job.
+        context: the context of the job, with its run date and its lake.
         config: the configuration with the name, the model and the training settings. It is the configuration
             of the job, or a changed copy.
     """
@@ -45,7 +45,7 @@ def train(context: RunContext, config: Config) -> JobSummary:
             config.model_dump(include={"model", "train"}),
             lambda: load_local(context.lake, description["workflow_version"]).raw_types(),
         )
-    # Not an integer if `train.stop_at` ended the training.
+    # The number of epochs is not an integer if `train.stop_at` ended training.
     epochs = description["steps"] / plan.steps_per_epoch
     return JobSummary(
         output=plan.model_path,

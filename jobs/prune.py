@@ -41,16 +41,13 @@ from training.registry.kept_models import model_versions, saved_models
 from training.registry.model_json import MODEL_JSON, is_complete
 
 DESCRIPTION = (
-    "With --delete, deletes old dates and unused versions from the lake. Without this option, prints what "
-    "it would delete, and changes nothing. It keeps the dates of the last --keep-days days up "
-    "to the run date, later dates, and all other data that a run of the run date or of a later date "
-    "needs: the "
-    "newest date of each table, the features of kept datasets, and the models that serve or may serve again. "
-    "Data files stay for output.grace_hours after the file that lists them was deleted; a later prune "
-    "deletes them. "
-    "The raw log is never changed. Other jobs of the run date may run at the same time. If the job is "
-    "interrupted, "
-    "start it again: it continues."
+    "With --delete, deletes old dates and unused versions from the lake. Without this option, prints what it "
+    "would delete, and changes nothing. It keeps the dates of the last --keep-days days up to the run date, "
+    "and all later dates. It also keeps all other data that a run of the run date or of a later date needs: "
+    "the newest date of each table, the features of kept datasets, and the models that serve or may serve "
+    "again. Data files stay for output.grace_hours after the file that lists them was deleted; a later prune "
+    "deletes them. The raw log is never changed. Other jobs of the run date may run at the same time. If the "
+    "job is interrupted, start it again: it continues."
 )
 
 log = logging.getLogger("nightrank.prune")
@@ -63,7 +60,7 @@ def run(context: RunContext, keep_days: int, *, dry_run: bool) -> tuple[str, Job
     """Deletes data that no run of the run date or of a later date needs, or reports what would be deleted.
 
     Args:
-        context: the context of the run.
+        context: the context of the run, with its run date and the configuration.
         keep_days: number of days up to the run date whose dates are kept.
         dry_run: whether the function only reports, without deleting files.
 
@@ -340,7 +337,7 @@ def _partition(
     return Item(table.split("/")[0], dt, (*manifest, *old), (), partition)
 
 
-# Defines items, each of which prune deletes as a unit, and the limits for dates and ages.
+# The classes below define items, which prune deletes as units, and the limits for dates and ages.
 
 _DAY_S = 24 * 3600
 
@@ -415,7 +412,7 @@ class Limits:
         return all(file.modified < self.old for file in files)
 
 
-# Which versions, checkpoints and files of attempts prune deletes.
+# The functions below decide which versions, checkpoints and files of attempts prune deletes.
 
 FEATURES = "features"
 
@@ -431,11 +428,11 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], limits: Limits) -> list[Item]:
-    """Returns the items of model versions that no run needs and that no training is still writing.
+    """Returns the items of model versions that no run needs and that no training run is still writing.
 
     Checkpoints come first. They are deleted with the model only if the model has a model.json. Without this
-    file, a training may continue from the checkpoints. If model.json is deleted, the files of weights stay
-    for the grace period.
+    file, a training run may continue from the checkpoints. If model.json is deleted, the files of weights
+    stay for the grace period.
     """
     folders = [f"models/{name}/{version}" for name, version in unused]
     of_folder = _by_folder(files, [*folders, *(f"{_CHECKPOINTS}/{version}" for _, version in unused)])
@@ -446,7 +443,7 @@ def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], 
         model = sorted(of_folder[folder], key=lambda file: (file.path != marker, file.path))
         is_described = any(file.path == marker for file in model)
         all_files = (*(of_folder[checkpoints] if is_described else ()), *model)
-        if not model or not limits.are_old(all_files):  # a running training may have just created the folder
+        if not model or not limits.are_old(all_files):  # a training run may have just created the folder
             continue
         kind, folders_of_item = f"models/{name}", (checkpoints, folder)
         if is_described and limits.has_grace:
@@ -525,8 +522,8 @@ def old_checkpoints(
     Args:
         lake: the lake.
         saved: the models that are kept, from `saved_models`.
-        files: the files of the lake.
-        limits: the limits.
+        files: all files of the lake.
+        limits: the dates and ages that decide what is deleted.
     """
     folders = {one["version"]: f"{lake.models(one['name'])}/{one['version']}" for one in saved}
     of_version: dict[str, list[LakeFile]] = defaultdict(list)

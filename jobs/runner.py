@@ -73,7 +73,7 @@ def run_with_options(
     """Runs a job with additional options, and ends the process with its exit code.
 
     Args:
-        name: the name of the job.
+        name: the name of the job, such as `score_daily`.
         parser: a parser of `job_parser`, with the options of the job added.
         stage: runs the stage. Its second argument is the parsed command line.
         argv: the words of the command line; None means the command line of this process.
@@ -118,8 +118,8 @@ def run_in_application(
     """Runs a job in a process that also runs other jobs. Returns the exit code of the job.
 
     Args:
-        name: the name of the job.
-        arguments: the parsed arguments of `job_parser`.
+        name: the name of the job, such as `score_daily`.
+        arguments: the parsed command line, with the options of `job_parser`.
         stage: runs the stage.
         write_summary: receives the line of the job summary if the job succeeds.
         sessions: opens and closes the Spark session.
@@ -233,9 +233,7 @@ def _mark_damage(error: Exception) -> None:
     path = path_of_damaged(error) if isinstance(error, DataError) else None
     try:
         if path is not None and mark_file(path):
-            log.info(
-                "%s is marked as damaged: the job that writes it will write it again in its next run", path
-            )
+            log.info("%s is marked as damaged: the job that wrote it rewrites it in its next run", path)
     except (NightrankError, OSError) as failure:
         log.warning("%s cannot be marked as damaged: %s", path, failure)
 
@@ -252,7 +250,7 @@ def _advice(error: Exception) -> str:
     return "if you can remove the cause, such as a full disk, do that first; then run the job again"
 
 
-# Ensures that standard output of a job contains only its summary.
+# The code below ensures that standard output of a job contains only its summary.
 #
 # spark-submit merges standard error of the driver's Python into its standard output, and copies both to its
 # own standard output. So programs that read the summary would also get logs, warnings and tracebacks.
@@ -331,7 +329,7 @@ def _are_one_file(pid: int) -> bool:
     return os.path.samestat(*streams)
 
 
-# Ends a process without freeing its objects. Freeing them takes 0.15 s, and half a second with torch.
+# The functions below end a process without freeing its objects, because freeing them takes time.
 
 _JOBS = Path(__file__).parent
 

@@ -39,8 +39,8 @@ from training.registry.served_experiments import ServedExperiment
 from training.registry.versions import code_version
 
 DESCRIPTION = (
-    "Scores the candidates of every user with the champion, in Spark workers, and publishes the top-k "
-    "lists as `recommendations`."
+    "Scores the candidates of every user with the model that serves, and publishes the top-k lists as "
+    "`recommendations`."
 )
 
 
@@ -50,9 +50,9 @@ class VariantLists:
 
     Attributes:
         name: `control` or `treatment`.
-        model: the model that ranks.
+        model: the model that ranks the lists of this variant.
         users: the manifest of the table `users` of the model's workflow.
-        request: the request to score lists.
+        request: what workers need to score the lists.
     """
 
     name: str
@@ -175,7 +175,7 @@ def _score_kind(
 
 
 def _with_texts(lists: Rows, texts: Mapping[str, str]) -> Rows:
-    """Adds a column for each entry of `texts`, which maps the column's name to the text of all rows."""
+    """Adds a column for each entry of `texts`, which maps its name to the string that all rows have."""
     for name, value in texts.items():
         lists = with_value(lists, name, value)
     return lists
@@ -295,9 +295,9 @@ def candidate_users(
     that the two manifests list, even if the tables are replaced at the same time.
 
     Args:
-        context: the context of the run.
+        context: the context of the run, which decides whether rows are tables or Spark frames.
         dataset: the dataset of the run date; `candidates` was built with its workflow version.
-        users, candidates: the manifests of the two tables.
+        users, candidates: the manifests of the tables `users` and `candidates`.
         variant: the variant whose users are returned, with the features of its workflow.
         experiment: assigns users to variants. If it is None, all users are returned.
     """

@@ -64,7 +64,7 @@ class ServeOptions:
         token_file: a file with the token that requests must send; None if requests need no token.
         tls_cert, tls_key: PEM files of the certificate chain and its key; None if connections are not
             encrypted.
-        limits: the limits for clients.
+        limits: limits for the size and the number of requests, and for connections.
         max_k: maximum length of a requested list.
     """
 
@@ -283,7 +283,7 @@ def _array(name: str, values: list[Any]) -> pa.Array:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"column {name}: its values have no common type: {str(error)[:200]}",
-            "send numbers, texts, or lists of them, and null",
+            "send numbers, strings, or lists of them, and null",
         ) from None
 
 

@@ -24,7 +24,7 @@ _REPORTED = ("model_version", "workflow_version", "scored_at")
 
 
 def run(context: RunContext, user: str) -> tuple[str, JobSummary]:
-    """Finds the published list of a user, and replaces the ids in the user's features by raw values.
+    """Finds the published list of a user, and replaces the ids in the user's features with raw values.
 
     Returns:
         The list as text for a terminal, and the summary.

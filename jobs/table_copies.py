@@ -18,7 +18,7 @@ def copy_tables_of_run(context: RunContext, plan: FeaturePlan, days: Sequence[st
     Args:
         context: the context of the run. Its Spark session is built if the configuration has a table of
             Spark's catalogue.
-        plan: the plan of the configuration.
+        plan: the feature plan of the configuration, which names its raw tables.
         days: the days of the tables that are read by day; None for all days that a run of `build_features`
             reads.
 

@@ -1,7 +1,7 @@
 """The Python environment of Airflow.
 
-Airflow starts jobs as separate processes, so this environment shares no packages with the jobs. It has 840
-MB, and is created in the cache folder when it is first needed, from the lock file requirements/airflow.txt.
+Airflow starts jobs as separate processes, so this environment shares no packages with the jobs. It takes 840
+MB of disk. It is created in the cache folder when it is first needed, from the file requirements/airflow.txt.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Api:
     _token: str = field(default="", repr=False)
 
     def answers(self) -> bool:
-        """Returns whether scheduler, triggerer, DAG processor and database all report to be healthy."""
+        """Returns whether scheduler, triggerer, DAG processor and database report that they are healthy."""
         try:
             health = self._json("GET", "/api/v2/monitor/health", token=False)
         except OSError:

@@ -55,7 +55,7 @@ class Interval:
 
     Attributes:
         difference: the difference on the original rows, without resampling.
-        low, high: bounds of the interval.
+        low, high: the lower and the upper bound of the interval.
         confidence: the confidence of the interval, such as 0.95.
         replicates: number of replicates in which the difference is defined, because both classes have a
             positive weight.

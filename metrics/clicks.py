@@ -21,7 +21,7 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
     scores counts half.
 
     Args:
-        labels: (N,) 0 or 1.
+        labels: (N,) 1 for a click, otherwise 0.
         scores: (N,) finite numbers; a higher score means that a click is more likely.
         weights: (N,) non-negative; None means 1 for each row.
 
@@ -138,14 +138,14 @@ def vectors(
     weight = np.ones_like(label) if weights is None else doubles("weights", weights)
     if not label.shape == score.shape == weight.shape or label.ndim != 1:
         raise DataError(
-            f"labels {label.shape}, scores {score.shape} and weights {weight.shape} "
-            "are not vectors of the same length",
+            "labels, scores and weights must be vectors of the same length, but have the shapes "
+            f"{label.shape}, {score.shape} and {weight.shape}",
             "pass one value per row",
         )
     if not np.isfinite(score).all():
         raise DataError(
             f"{int((~np.isfinite(score)).sum())} of {len(score)} scores are not finite",
-            "check whether features have infinite values, or whether the training diverged",
+            "check whether features have infinite values, or whether training diverged",
         )
     return label, score, weight
 
@@ -158,7 +158,7 @@ def doubles(name: str, values: ArrayLike) -> Vector:
         raise DataError(f"the {name} are not numbers: {error}", "convert them to numbers") from error
 
 
-# Computes measures of predictions from partial sums. Each process sums the rows of one range of scores.
+# The code below computes measures from partial sums. Each process sums the rows of one range of scores.
 #
 # Within a range, rows with equal scores are combined into one entry with counts. Then the range is reduced to
 # a few sums. The AUC is exact: the process that has all rows of a range counts the pairs within the range.
@@ -254,7 +254,7 @@ def sum_deciles(counts: ScoreCounts, rows_below: int, rows: int) -> NDArray[np.f
     in the decile of their middle row.
 
     Args:
-        counts: the counts of the range.
+        counts: the number of clicks and non-clicks of the range for each distinct score.
         rows_below: number of rows in ranges with lower scores.
         rows: number of rows in all ranges.
     """

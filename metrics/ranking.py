@@ -50,7 +50,7 @@ def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
     """Returns the mean over groups of the average precision of their first k rows (`average_precisions`).
 
     Args:
-        labels: (N,) 0 or 1.
+        labels: (N,) 1 for a click, otherwise 0.
         scores: (N,) finite numbers; a higher score means that a click is more likely.
         groups: (N,) the group of each row, of any type that can be sorted.
         k: number of positions that are measured, from the first.
@@ -180,9 +180,9 @@ def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
 
 
 def plain_array(values: ArrayLike) -> NDArray[Any]:
-    """Returns values as an array. Unlike NumPy, it does not convert the numbers in a list of texts to texts.
+    """Returns values as an array. Numbers in a list that also contains strings stay numbers.
 
-    For NumPy, NaN in a list of texts would be the text `nan`.
+    NumPy alone would convert them to strings: NaN would become the string `nan`.
     """
     return np.asarray(values, dtype=object if isinstance(values, list | tuple) else None)
 
@@ -209,7 +209,7 @@ def distinct_index(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
 # Lists of items, and the items that are relevant to the users of these lists.
 
 Ids = NDArray[Any]
-_NUMBERS, _TEXTS = "an integer", "a text"
+_NUMBERS, _TEXTS = "an integer", "a string"
 
 
 class IdLists(NamedTuple):
@@ -217,7 +217,7 @@ class IdLists(NamedTuple):
 
     Attributes:
         lengths: (U,) number of ids of each list.
-        ids: (N,) the ids of all lists: integers or texts.
+        ids: (N,) the ids of all lists: integers or strings.
     """
 
     lengths: NDArray[np.int64]
@@ -240,14 +240,14 @@ def read_lists(name: str, lists: Iterable[ArrayLike]) -> IdLists:
 
     Args:
         name: the name of the argument, for messages.
-        lists: U lists of integers or of texts, such as the rows of an array.
+        lists: U lists of integers or of strings, such as the rows of an array.
 
     Raises:
-        DataError: an id is missing, or is neither an integer nor a text; or ids have both types, or do not
+        DataError: an id is missing, or is neither an integer nor a string; or ids have both types, or do not
             fit into one type of integers; or a list is not one-dimensional.
     """
     if isinstance(lists, str | bytes):
-        raise DataError(f"{name} is a text, not lists of ids", "pass one list of ids for each user")
+        raise DataError(f"{name} is a string, not lists of ids", "pass one list of ids for each user")
     arrays = [_ids_of(name, ids) for ids in lists]
     filled = [array for array in arrays if len(array)]
     kinds = sorted({_kind(array) for array in filled})
@@ -258,7 +258,7 @@ def read_lists(name: str, lists: Iterable[ArrayLike]) -> IdLists:
 
 
 def _joined(arrays: Sequence[Ids]) -> Ids:
-    """Returns the ids of arrays, all of them integers or all of them texts, as one array.
+    """Returns the ids of arrays, all of them integers or all of them strings, as one array.
 
     NumPy alone would convert unsigned and signed integers to float64, in which large ids become equal.
 
@@ -274,7 +274,7 @@ def _joined(arrays: Sequence[Ids]) -> Ids:
         if not fitting:
             raise DataError(
                 f"the ids {low} and {high} do not fit into one type of integers of 64 bits",
-                "pass ids that are all below 2**63 or all not negative, or convert all ids to texts",
+                "pass ids that are all below 2**63 or all not negative, or convert all ids to strings",
             )
         arrays = [array.astype(fitting[0]) for array in arrays]
     return np.concatenate(arrays)
@@ -289,23 +289,23 @@ def _ids_of(name: str, ids: ArrayLike) -> Ids:
     if len(array) and array.dtype.kind not in "iuUS":
         raise DataError(
             f"{name} contains ids of the type {array.dtype}, such as {array[0]!r}",
-            "pass integers or texts without missing values",
+            "pass integers or strings without missing values",
         )
     return array
 
 
 def _of_one_type(name: str, values: NDArray[Any]) -> Ids:
-    """Converts an array of objects to an array of integers or of texts.
+    """Converts an array of objects to an array of integers or of strings.
 
     Raises:
-        DataError: a value is missing, or is neither an integer nor a text, or values have both types.
+        DataError: a value is missing, or is neither an integer nor a string, or values have both types.
     """
     kinds = {kind: _kind_of_object(kind) for kind in set(map(type, values))}
     wrong = [value for value in values if kinds[type(value)] is None]
     if wrong:
         raise DataError(
             f"{name} contains {wrong[0]!r} of the type {type(wrong[0]).__name__} in a list of ids",
-            "pass integers or texts without missing values",
+            "pass integers or strings without missing values",
         )
     if len(set(kinds.values())) > 1:
         raise DataError(f"{name} has a list with ids of two types", "convert all ids to one type")
@@ -376,7 +376,7 @@ def hits_of_lists(
     Raises:
         ConfigError: k is not a positive integer.
         DataError: the numbers of users differ; a list has an id twice; an id is missing, or is neither an
-            integer nor a text, or ids have different types; or no user has a relevant item.
+            integer nor a string, or ids have different types; or no user has a relevant item.
     """
     require_k(k)
     names = ("recommended", "relevant")

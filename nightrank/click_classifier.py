@@ -37,12 +37,12 @@ class ClickClassifier(Estimator):
         model: the architecture: dlrm, dcn_v2, deepfm, din, wide_and_deep, neumf or logistic_regression
             (docs/models.md).
         features: the groups of features, as for `Workflow`. None: each column becomes a feature. A
-            column of numbers becomes a dense feature, a column of texts or booleans a feature with one id,
-            and a column of lists a feature with several ids.
+            column of numbers becomes a dense feature. A column of strings or booleans becomes a feature with
+            one id, and a column of lists becomes a feature with several ids.
         types: the types of columns, as for `Workflow`. They do not change the features that `features=None`
             selects.
         epochs: number of passes over the rows.
-        batch_size: number of rows of a step.
+        batch_size: number of rows in a training step.
         learning_rate: learning rate of the dense layers; None for the default of the section `train`, 0.003.
         embedding_learning_rate: learning rate of the embeddings; None for the default of the section `train`,
             0.15.
@@ -52,7 +52,7 @@ class ClickClassifier(Estimator):
 
     Attributes:
         classes_: (2,) the two values of the labels, in ascending order. The second value means a click.
-        feature_names_in_: (C,) the columns of the rows of `fit`, as texts.
+        feature_names_in_: (C,) the names of the columns of the rows of `fit`, as strings.
         workflow_: the fitted `Workflow`.
         model_: the trained `Model`, with its metrics and methods, such as `save` and `export`.
     """
@@ -88,8 +88,8 @@ class ClickClassifier(Estimator):
         """Fits the workflow on rows, trains a new model, and returns this estimator.
 
         Args:
-            rows: a frame of pandas, Polars, Arrow or Spark. The names of features are texts: column 0 of
-                pandas becomes the feature "0".
+            rows: a frame of pandas, Polars, Arrow or Spark. Names of features are strings, so column 0 of a
+                frame of pandas becomes the feature "0".
             labels: (N,) the label of each row: two distinct values, such as 0 and 1.
             validation: rows and their labels. The model keeps the weights of the epoch with the best AUC on
                 these rows. With None, it keeps the weights of the last epoch.
@@ -173,7 +173,7 @@ class ClickClassifier(Estimator):
 
     def __sklearn_tags__(self) -> Any:
         """Returns scikit-learn's tags: this estimator is a classifier of two classes."""
-        # only scikit-learn calls this method, so the import costs nothing
+        # Only scikit-learn calls this method, so it is imported already when this line runs.
         from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
 
         return Tags(
@@ -219,7 +219,7 @@ def _clicks_of(labels: ArrayLike, classes: NDArray[Any], rows: int) -> NDArray[n
     if wrong.any():
         place = int(wrong.argmax())
         raise DataError(
-            f"label {place} is {values[place]!r}, but the labels of `fit` are {classes.tolist()}",
+            f"label {place} is {values[place]!r}, but the labels passed to `fit` are {classes.tolist()}",
             "pass labels with the values of `fit`",
         )
     return (values == classes[1]).astype(np.int8)

@@ -60,7 +60,7 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
     return _ZSH + script if shell == "zsh" else script
 
 
-# Finds the project whose jobs the command `nightrank` starts, and installs it from the wheel.
+# Functions that find the project whose jobs the command `nightrank` starts, or install it from the wheel.
 #
 # The project is a checkout, or the copy of its files that the wheel contains. pip cannot resolve the
 # project's packages together, so `setup/install.py` installs them from lock files into a separate
@@ -68,7 +68,7 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 
 HOME_VARIABLE = "NIGHTRANK_HOME"
 _ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py puts this file into the wheel
-_KEPT = (".venv", ".bootstrap", ".setup.lock")  # kept if a newer release is installed
+_KEPT = (".venv", ".bootstrap", ".setup.lock")  # not replaced by a newer release
 
 
 def default_folder() -> Path:

@@ -130,7 +130,7 @@ _RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True)
 class Training:
-    """The settings of a training; the arguments of `Recommender` describe them.
+    """The settings of a training run. They are arguments of `Recommender`, which documents them.
 
     `settings` are the settings of the architecture.
     """

@@ -77,7 +77,7 @@ def train(
 
 
 def _trained(model: ModelConfig, train: Train, tables: Mapping[Split, pa.Table], workflow: Workflow) -> Model:
-    """Trains in a temporary folder.
+    """Trains a model in a temporary folder.
 
     The folder is deleted when the model is freed, or if the training fails.
     """
@@ -186,14 +186,14 @@ def _require_values(features: pa.Table, spec: FeatureSpec) -> None:
             )
 
 
-# Reads the sections `model` and `train` of a training on a frame, and refuses settings that only jobs
-# support.
+# Functions that read the sections `model` and `train` for training on a frame. They refuse settings that only
+# jobs support.
 
 _ONE_RANK = "one rank trains, in this process"
 _NO_LAKE = "the training does not use a lake"
 _NO_KEYS = "rows of a frame have no keys of users and items"
 
-# Settings that have no effect in a training on a frame, or need data that a frame does not contain.
+# Settings that have no effect when a model is trained on a frame, or that need data that a frame lacks.
 _REFUSED = {
     "num_ranks": _ONE_RANK,
     "elastic": _ONE_RANK,
@@ -237,10 +237,11 @@ def read_model(section: Mapping[str, Any] | ModelConfig | str | PathLike[str]) -
 
 
 def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) -> Train:
-    """Returns the section `train`; None for its defaults.
+    """Returns the section `train`.
 
     Args:
-        section: the keys of the section. Keys that have no effect in a training on a frame are refused.
+        section: the keys of the section; None for its defaults. Keys that have no effect when a model is
+            trained on a frame are refused.
         is_measured: whether there are validation rows.
 
     Raises:
@@ -252,7 +253,7 @@ def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) 
         wrong.append(f"train.loss={train.loss_name} ({_NO_KEYS})")
     if wrong:
         raise ConfigError(
-            f"a training on a frame does not support the settings {', '.join(wrong)}",
+            f"training on a frame does not support the settings {', '.join(wrong)}",
             "remove them, or train in a lake with train_model",
         )
     unmeasured = [f"train.{name}" for name in _MEASURED if getattr(train, name)]

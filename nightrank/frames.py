@@ -33,7 +33,7 @@ _PASS = "pass a DataFrame of pandas or Polars, or a table or record batch of Arr
 
 @contextmanager
 def shown_progress() -> Iterator[Report | None]:
-    """Shows the progress of a training: a bar of tqdm, with the steps, the loss and the time left.
+    """Shows the progress of a training run: a bar of tqdm, with the steps, the loss and the time left.
 
     A bar is shown if standard error is a terminal or this process belongs to a notebook, and if tqdm is
     installed. Otherwise the `with` statement gets None instead of a function. tqdm's variable TQDM_DISABLE=1
@@ -65,8 +65,8 @@ def shown_progress() -> Iterator[Report | None]:
 def arrow_table(rows: Frame | pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
     """Returns some columns of a frame as an Arrow table. Columns that the frame lacks are left out.
 
-    NaN in a column of pandas becomes null. A name of pandas that is not a text counts as its text: the name
-    of column 0 is "0".
+    NaN in a column of pandas becomes null. A column name of pandas that is not a string is converted to one:
+    column 0 gets the name "0".
 
     16-bit floats become float32, because Arrow cannot compute with 16-bit floats.
 
@@ -156,7 +156,7 @@ def listed(argument: str, names: Names) -> Names:
     """Returns an argument that is a list of names or ids.
 
     Raises:
-        ConfigError: the argument is a single text. Its characters would count as names or ids.
+        ConfigError: the argument is a single string, whose characters would count as names or ids.
     """
     if isinstance(names, str | bytes):
         raise ConfigError(f"{argument} is the text {names!r}, not a list", f"pass {argument}=[{names!r}]")
@@ -257,7 +257,7 @@ def _of_series(
             ) from error
         raise DataError(
             f"column {name} (dtype {values.dtype}) cannot be converted to Arrow: {error}",
-            "convert the column to integers of at most 64 bits, to floats, or to texts in Unicode",
+            "convert the column to integers of at most 64 bits, to floats, or to Unicode strings",
         ) from error
 
 
@@ -275,7 +275,7 @@ def _is_polars(rows: object) -> TypeGuard[pl.DataFrame]:
     return "polars" in sys.modules and isinstance(rows, sys.modules["polars"].DataFrame)
 
 
-# Checks that optional packages are installed.
+# Functions that check that optional packages are installed.
 
 
 def require_packages(names: Sequence[str], extra: str, purpose: str) -> None:

@@ -22,8 +22,8 @@ from storage.feature_spec import FLOAT32_MAX
 
 # Names of columns in the tables.
 USER, ITEM, TIME, LABEL = "user", "item", "time", "label"
-# Columns of the tables of users and items have such a prefix. With two underscores, the name of an attribute
-# never becomes the name of an internal column, such as item_key or item_index.
+# The names of attributes in the tables of users and items begin with these prefixes. Because of the two
+# underscores, such a name is never that of an internal column, such as item_key or item_index.
 _PREFIXES = {USER: "user__", ITEM: "item__"}
 
 # Recommendation lists have these columns besides the ids, so a column of ids cannot have these names.
@@ -43,8 +43,8 @@ class Interactions:
     Attributes:
         rows: a table with the columns USER and ITEM (int64 or string), TIME (timestamp in µs, UTC; if there
             are times) and LABEL (int64, 0 or 1; if there are labels).
-        user_type, item_type: the Arrow types of the ids in the frame, as texts. For a categorical column,
-            the type of its values.
+        user_type, item_type: the names of the Arrow types of the ids in the frame. For a categorical column,
+            the type is that of its values.
     """
 
     rows: pa.Table
@@ -108,10 +108,10 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
-    """Returns ids as 64-bit integers or as texts.
+    """Returns ids as 64-bit integers or as strings.
 
     Raises:
-        DataError: ids are not integers or texts, or an id is missing.
+        DataError: ids are not integers or strings, or an id is missing.
     """
     values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     values = values.cast(_value_type(values.type))
@@ -123,8 +123,8 @@ def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
         missing = values.null_count + (pc.sum(pc.equal(values, "")).as_py() or 0)
     else:
         raise DataError(
-            f"column {name} has the type {values.type}, but ids must be integers or texts",
-            "convert the column to integers or texts; leave out rows with missing ids first",
+            f"column {name} has the type {values.type}, but ids must be integers or strings",
+            "convert the column to integers or strings; leave out rows with missing ids first",
         )
     if missing:
         raise DataError(f"column {name}: {missing} of {len(values)} ids are missing", "leave these rows out")
@@ -203,7 +203,7 @@ def _require_years(name: str, numbers: pa.Array, per_second: int) -> None:
         (day - date(1970, 1, 1).toordinal()) * _DAY_S * per_second
         for day in (date.min.toordinal(), date.max.toordinal() + 1)
     )
-    if first < -(2**63):  # ns of 64 bits are in the years 1677 to 2262
+    if first < -(2**63):  # 64-bit nanoseconds cover only the years 1677 to 2262
         return
     wrong = pc.fill_null(pc.or_(pc.less(numbers, first), pc.greater_equal(numbers, end)), False)
     if pc.any(wrong).as_py():
@@ -214,7 +214,7 @@ def _require_years(name: str, numbers: pa.Array, per_second: int) -> None:
 
 
 def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, like: pa.DataType) -> pa.Table:
-    """Returns a table of attributes: the key, and columns of numbers, texts or lists of texts.
+    """Returns a table of attributes: the key, and columns of numbers, strings or lists of strings.
 
     Raises:
         ConfigError: a column has a name that features cannot have, or two names differ only in case.
@@ -231,12 +231,14 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
     if ids.type != like:
         raise DataError(
             f"column {key} of the {section} has the type {ids.type}, but {like} in the interactions",
-            "convert one of them",
+            f"convert this column to {like}, or the ids in the interactions to {ids.type}",
         )
     if len(ids.unique()) < len(ids):
         counts = ids.value_counts()
         twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
-        raise DataError(f"the {section} contain {key}={twice[0].as_py()!r} more than once", "keep one row")
+        raise DataError(
+            f"the {section} contain {key}={twice[0].as_py()!r} more than once", "keep one row per key"
+        )
     side = USER if section == "users" else ITEM
     columns = {side: ids}
     attributes = [name for name in table.column_names if name != key]
@@ -302,8 +304,8 @@ def _attribute(name: str, column: pa.ChunkedArray) -> pa.Array:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _cast(name, values, pa.list_(pa.string()))
     raise DataError(
-        f"column {name} has the type {kind}, but attributes must be numbers, texts, booleans, dates or "
-        f"lists of texts",
+        f"column {name} has the type {kind}, but attributes must be numbers, strings, booleans, dates "
+        f"or lists of strings",
         "convert the column, or leave it out",
     )
 
@@ -318,11 +320,11 @@ def _cast(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
-    """Returns ids as texts, in the order of `ids`.
+    """Returns ids as strings, in the order of `ids`.
 
     Args:
         argument: the name of the argument, for messages.
-        ids: integers or texts.
+        ids: integers or strings.
         kind: the type of ids in the interactions.
 
     Raises:
@@ -349,7 +351,7 @@ def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
 
 
 def typed(texts: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Converts ids to the type that they have in the interactions. Texts become `string`.
+    """Converts ids to the type that they have in the interactions. Strings of any type become `string`.
 
     Integers become int64 if one of them does not fit into the type: the id of an unknown user, or of an item
     that only the frame `items` has.

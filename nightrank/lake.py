@@ -80,7 +80,8 @@ def open_lake(
 class Lake:
     """The tables, workflows and models of a lake. `nightrank.open` returns this object.
 
-    Methods accept a date as an ISO text or a `datetime.date`. None means the latest date.
+    Methods accept a date as an ISO string, such as "2026-01-08", or as a `datetime.date`. None means the
+    latest date.
 
     Args:
         lake: the paths of its tables.
@@ -228,12 +229,12 @@ class Lake:
 
     def _model_name(self) -> str:
         if self._name or self._config:
-            return self._name or self._config.name  # type: ignore[union-attr]  # no name, so a configuration
+            return self._name or self._config.name  # type: ignore[union-attr]  # one of them is set
         folders = [info.base_name for info in file_io.list_files(self._lake.models("").rstrip("/"))]
         names = [name for name in folders if dates_of(self._lake, name, PROMOTIONS)]
         if len(names) != 1:
             raise (ConfigError if names else DataError)(
-                f"{self.root} has models of {len(names)} names {names}",
+                f"{self.root} must have models of one name, but has models of {names or 'no name'}",
                 "pass `name` or `config` to nightrank.open"
                 if names
                 else "run train_model and evaluate_model",
@@ -259,7 +260,7 @@ def _iso(date: Date) -> str:
         raise ConfigError(f"{date!r} is not a date: {error}", "write it as YYYY-MM-DD") from error
 
 
-# Reads one date of a published table as a frame of pandas, Polars, Arrow or Spark.
+# The class below reads one date of a published table as a frame of pandas, Polars, Arrow or Spark.
 
 
 @dataclass(frozen=True, repr=False)
@@ -336,7 +337,7 @@ class Published:
         require_packages(["polars"], "polars", "a frame of Polars")
         import polars
 
-        return polars.from_arrow(self.arrow(columns))  # type: ignore[return-value]  # of a table, a DataFrame
+        return polars.from_arrow(self.arrow(columns))  # type: ignore[return-value]  # for a table, it is a DataFrame
 
     def spark(self, session: SparkSession, columns: Sequence[str] | None = None) -> DataFrame:
         """Returns the rows as a frame of a Spark session. The frame reads the files when it is evaluated.

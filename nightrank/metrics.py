@@ -8,7 +8,7 @@
 
 Measures of rows receive one label and one score per row. Measures of lists receive one list of item ids per
 user, best item first, and the relevant items of each user, such as the items that the user clicked after the
-list was made. Ids are integers or texts. Users without a relevant item are left out of the mean. Arguments
+list was made. Ids are integers or strings. Users without a relevant item are left out of the mean. Arguments
 may be lists, NumPy arrays or columns of pandas.
 
 All errors are subclasses of `nightrank.NightrankError`.
@@ -393,8 +393,8 @@ def interval(
     and R. Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). The result depends only on the
     arguments.
 
-    If the mean of lists is undefined in more than a tenth of the resamples, because all their users have the
-    weight 0, the bounds are NaN. This is so for one or two users.
+    A measure of lists is undefined in a resample in which all users have the weight 0. If it is undefined in
+    more than a tenth of the resamples, as for one or two users, the bounds are NaN.
 
     Args:
         measure: a function of this module except `coverage`. A resample has fewer distinct users, so its
@@ -425,7 +425,9 @@ def interval(
     resample = Resample(replicates, seed)
     if measure in _OF_LISTS:
         if users is not None:
-            raise ConfigError(f"`users` is for rows, but {measure.__name__} measures lists", "remove `users`")
+            raise ConfigError(
+                f"`users` is for rows, but {measure.__name__} is a measure of lists", "remove `users`"
+            )
         terms = _OF_LISTS[measure](*arguments, **named)
         value, measured = terms.mean(), _resampled_means(terms, resample)
     elif measure in _OF_ROWS:
@@ -472,7 +474,7 @@ def _resampled_rows(
     if measure is auc and weights is None:
         sums = bootstrap.reduce_replicates(unit, label > 0, score, np.zeros(len(unit), np.int64), resample)
         return bootstrap.combine_replicates([sums], 1)["auc"]
-    order = np.argsort(score, kind="stable")  # each call of `measure` sorts; sorted rows are faster
+    order = np.argsort(score, kind="stable")  # `measure` sorts; sorted rows make it faster
     label, score, weight, unit = label[order], score[order], weight[order], unit[order]
     values = []
     for draw in _draws(np.arange(unit.max() + 1), resample):

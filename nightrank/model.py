@@ -329,14 +329,16 @@ class Model:
 
         Raises:
             ConfigError: a context value is missing, a feature depends on user and item together, `k` is not a
-                positive integer, `user_ids` is one text, or the model has no run date.
+                positive integer, `user_ids` is one string, or the model has no run date.
             DataError: a user is unknown, the run date has no candidates, or the candidates were made with a
                 workflow other than the model's.
         """
         keys = list(dict.fromkeys(str(user) for user in listed("user_ids", user_ids)))
         require_length(k)
         if unknown not in get_args(Unknown):
-            raise ConfigError(f"unknown={unknown!r} is not allowed", f"pass one of {get_args(Unknown)}")
+            raise ConfigError(
+                f"unknown={unknown!r} is not allowed", f"pass {' or '.join(map(repr, get_args(Unknown)))}"
+            )
         require_torch()
         if self.date is None:
             raise ConfigError(
@@ -600,7 +602,7 @@ class Model:
 
 
 def _opened_again(state: Mapping[str, Any]) -> Model:
-    """Returns a pickled model of a lake or a folder.
+    """Restores a pickled model of a lake or a folder from its path.
 
     Raises:
         DataError: its files do not exist.
@@ -617,7 +619,7 @@ def _opened_again(state: Mapping[str, Any]) -> Model:
 
 
 def _written_again(files: Mapping[str, bytes], name: str, version: str, workflow: Workflow | None) -> Model:
-    """Returns a pickled temporary model, whose files are in a new temporary folder.
+    """Restores a pickled temporary model, and writes its files to a new temporary folder.
 
     Raises:
         InfrastructureError: the folder cannot be written.
@@ -631,7 +633,7 @@ def _written_again(files: Mapping[str, bytes], name: str, version: str, workflow
         raise
 
 
-# Makes the recommendation lists of some users from the candidates of a run date.
+# The code below makes the recommendation lists of some users from the candidates of a run date.
 
 Unknown = Literal["raise", "skip"]
 

@@ -88,8 +88,8 @@ class Recommender(Estimator):
         recommender.recommend(["u1", "u2"], k=10)
 
     `fit` runs the code of build_features, train_model, refit_model and build_candidates in a temporary
-    folder, and `recommend` runs the code of score_daily. In an environment with the
-    wheel, both need the extra `recommender`.
+    folder, and `recommend` runs the code of score_daily. In an environment with the wheel, both need the
+    extra `recommender`.
 
     `fit` divides the interactions by time. It trains the model on the first 80%, and measures it on the next
     10% at the end of each epoch. The step with the best measures determines the number of training steps.
@@ -102,13 +102,13 @@ class Recommender(Estimator):
         model: the architecture: a sequence model (sasrec, hstu, bert4rec, mult_vae), the retrieval model
             two_tower, the collaborative model neumf, or a click model (dlrm, dcn_v2, deepfm, din,
             wide_and_deep, logistic_regression). docs/models.md describes them.
-        user, item: the columns of the interactions with the user and the item: integers or texts.
+        user, item: the columns of the interactions with the user and the item: integers or strings.
         time: the column with the time: timestamps, dates, or seconds since 1970. Times without a zone are
-            UTC. None: the rows must be in the order of time.
-        label: the column that says which rows are positive: 0, 1 or booleans, such as a click on a shown
-            item. None: each row is an item that the user chose, and other items are drawn as negatives.
+            UTC. None: the rows must be ordered by time, the oldest first.
+        label: the column with the labels, 0 and 1 or booleans: 1 if the user clicked a shown item, for
+            example. None: each row is an item that the user chose, and other items are drawn as negatives.
         epochs: maximum number of passes over the rows.
-        batch_size: number of rows of a step, without drawn items.
+        batch_size: number of rows in a training step, not counting drawn items.
         learning_rate: learning rate of the dense layers. None: 0.003, or 0.001 for models that rank items
             (sasrec, hstu, bert4rec, mult_vae, two_tower).
         embedding_learning_rate: learning rate of the embeddings. None: 0.15 with row-wise Adagrad, or 0.001
@@ -155,9 +155,9 @@ class Recommender(Estimator):
             interactions: a frame of pandas, Polars, Arrow or Spark with the columns `user`, `item`, `time`
                 and `label`. Other columns are ignored.
             users: attributes of users: a frame with the column `user`, one row per user. All other columns
-                become features. Numbers are used unchanged, with nulls replaced by the median. Texts,
-                booleans and dates get an embedding of each value. Lists of texts get the mean of their
-                embeddings.
+                become features. Numbers are used unchanged, with nulls replaced by the median. Each
+                distinct string, boolean or date has an embedding. A list of strings gets the mean of the
+                embeddings of its strings.
             items: attributes of items: a frame with the column `item`, otherwise like `users`. Items without
                 an interaction can also be recommended.
 
@@ -165,7 +165,7 @@ class Recommender(Estimator):
             ConfigError: an argument is wrong, a package is not installed, an argument is not a frame, or the
                 architecture does not accept a setting.
             DataError: a column is missing, or has an invalid value; a user or an item is missing; a frame has
-                a key twice; or there are too few rows for a training.
+                a key twice; or there are too few rows for training.
             InfrastructureError: a temporary file cannot be written.
         """
         require_jobs()
@@ -217,8 +217,8 @@ class Recommender(Estimator):
         """Returns the k best items of users.
 
         Args:
-            users: ids of users, of the same type as in the interactions; None for all known users, in the
-                order of their ids as texts.
+            users: ids of users, of the same type as in the interactions; None for all known users,
+                ordered by their ids as strings.
             k: maximum number of items of a list. A list is shorter if there are fewer items.
             exclude_seen: whether items that the user chose in the interactions (label 1) are left out.
             unknown: the treatment of users who are not in the interactions and not in the frame `users`.
@@ -240,7 +240,9 @@ class Recommender(Estimator):
         fitted: _Fitted = self._require(self._fitted, "recommender")
         _require_k(k)
         if unknown not in get_args(Unknown):
-            raise ConfigError(f"unknown={unknown!r} is not allowed", f"pass one of {get_args(Unknown)}")
+            raise ConfigError(
+                f"unknown={unknown!r} is not allowed", f"pass {' or '.join(map(repr, get_args(Unknown)))}"
+            )
         keys = fitted.users
         if users is not None:
             keys = texts_of("users", listed("users", users), fitted.state.user_type).unique()
@@ -331,8 +333,8 @@ class Recommender(Estimator):
 
         Raises:
             ConfigError: the recommender is not fitted, the folder is not a local path, or it is not empty; or
-                an argument of the constructor is not a number, a text, or a list or mapping of numbers and
-                texts.
+                an argument of the constructor is not a number, a string, or a list or mapping of numbers and
+                strings.
             InfrastructureError: the folder cannot be written.
         """
         fitted: _Fitted = self._require(self._fitted, "recommender")
@@ -392,7 +394,7 @@ class Recommender(Estimator):
             self._fitted = _Fitted.temporary(folder, of_model)
 
 
-# Makes the lists of a fitted recommender.
+# The class below makes the lists of a fitted recommender.
 
 
 class _Fitted:
@@ -544,7 +546,7 @@ def _plain(value: Any) -> Any:
     """Converts a NumPy number to a Python number, for JSON."""
     if isinstance(value, np.generic):
         return python_value(value)
-    raise ConfigError(f"the argument {value!r} cannot be saved", "pass numbers, texts, lists and mappings")
+    raise ConfigError(f"the argument {value!r} cannot be saved", "pass numbers, strings, lists and mappings")
 
 
 def _local(folder: str | PathLike[str]) -> Path:

@@ -81,7 +81,7 @@ def make_config(folder: str, tables: Mapping[str, pa.Table], training: Training)
         ),
         "keys": {"user": USER, "item": ITEM},
         "history": {"length": lengths.get(_HISTORY, _HISTORY_LENGTH)} if recipe.history else None,
-        # These drawn rows are used only for measuring the model. A training draws its negatives separately.
+        # These drawn rows are used only for measuring the model. For training, other negatives are drawn.
         "negatives": {"per_positive": _PER_POSITIVE, "train": False, "seed": python_value(training.seed)}
         if draws
         else None,
@@ -149,7 +149,7 @@ def _column(field: pa.Field) -> dict[str, str]:
     return {"name": field.name, "type": name}
 
 
-# Runs the code of the jobs.
+# The functions below train a model with the code of the jobs.
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def train_in(
 
     Raises:
         ConfigError: a setting is wrong (see `make_config`), or the architecture does not accept the features.
-        DataError: the rows are too few for a training.
+        DataError: there are too few rows for training.
         InfrastructureError: a file cannot be written.
     """
     from etl.build import build  # this imports pyspark

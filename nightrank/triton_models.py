@@ -95,8 +95,8 @@ class EncodeRows(_PythonModel):
     The inputs are `dense` (n, D) float32 and `categorical` (n, W) int64: D dense features, and W columns of
     ids.
 
-    Columns of numbers are float64, and NaN is null. Other columns are texts in UTF-8, and an empty text is
-    null. A list is passed as a text in JSON.
+    Columns of numbers are float64, and NaN is null. Other columns are strings in UTF-8, and an empty
+    string is null. A list is passed as a string that contains JSON, such as [17, 4].
     """
 
     def compute(self, inputs: Arrays) -> Arrays:
@@ -251,13 +251,13 @@ def _places(name: str, keys: Sequence[str], present: Sequence[str]) -> list[int]
 
 
 def _column(name: str, values: np.ndarray, kind: str) -> pa.Array:
-    """Returns a raw column from the values of an input (n,). Raises DataError if a text is wrong."""
+    """Returns a raw column from the values of an input (n,). Raises DataError if a value is wrong."""
     if kind in ("int", "float"):
         return pa.array(values)
     try:
         texts = pa.array(values, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid as error:
-        raise DataError(f"column {name} has a text that is not UTF-8", "encode texts as UTF-8") from error
+        raise DataError(f"column {name} has a value that is not UTF-8", "encode strings as UTF-8") from error
     return (
         pa.array([_list(name, *row, kind) for row in enumerate(texts.to_pylist())], _LISTS[kind])
         if kind in _LISTS
@@ -266,7 +266,7 @@ def _column(name: str, values: np.ndarray, kind: str) -> pa.Array:
 
 
 def _list(name: str, row: int, text: str, kind: str) -> list[Any] | None:
-    """Parses a text in JSON as a list; None for an empty text."""
+    """Parses a string of JSON as a list; returns None for an empty string."""
     if not text:
         return None
     try:
@@ -274,10 +274,10 @@ def _list(name: str, row: int, text: str, kind: str) -> list[Any] | None:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, list) or not all(_is_element(value, kind) for value in values):
-        wanted = "integers" if kind == "ints" else "texts"
+        wanted = "integers" if kind == "ints" else "strings"
         raise DataError(
             f"column {name}, row {row}: {text[:60]!r} is not a list of {wanted} in JSON",
-            'pass a text such as [17, 4] or ["a", "b"]; an empty text is null',
+            'pass a string such as [17, 4] or ["a", "b"]; an empty string is null',
         )
     return values
 

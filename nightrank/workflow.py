@@ -211,8 +211,8 @@ class Workflow:
         Rows are treated as rows that `fit` did not read, so a target encoding is computed from all training
         rows. Values that are not in a vocabulary of the workflow get the id of unknown values.
 
-        Integers may have any integer type. They may also be floats with NaN for nulls, as in pandas. Columns
-        of texts may contain integers. NaN and empty texts are nulls.
+        Integers may have any integer type. They may also be floats with NaN for nulls, as in pandas. String
+        columns may contain integers. NaN and empty strings are nulls.
 
         Args:
             rows: a frame of pandas, Polars or Arrow with the columns `raw_columns`; other columns are
@@ -236,7 +236,7 @@ class Workflow:
     def decode(self, feature: str, ids: Any) -> Any:
         """Returns the values of a feature's ids: the reverse of `encode` for the operator categorify.
 
-        Values are texts, as in the vocabulary, even if the raw column has integers. A reserved id (0 for
+        Values are strings, as in the vocabulary, even if the raw column has integers. A reserved id (0 for
         padding, 1 for null, 2 for unknown or rare values) has no value, so the result is None.
 
         Args:
@@ -377,7 +377,7 @@ def learned_by(workflow: Workflow) -> LocalWorkflow:
     return workflow._require_fitted()
 
 
-# Reads the groups of features that a caller passes, and the types of raw columns.
+# Functions that read the groups of features that a caller passes, and the types of raw columns.
 
 Group = FeatureGroup | Mapping[str, Any]
 ColumnType = Literal["int", "float", "string", "ints", "strings"]
@@ -417,14 +417,16 @@ def _mapping(group: Any) -> dict[str, Any]:
 def checked_types(types: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
     """Returns the declared types of raw columns. Raises ConfigError if a type does not exist."""
     if not isinstance(types, Mapping):
-        raise ConfigError(f"types is {types!r}, but it must be a mapping", "pass such as {'I1': 'int'}")
+        raise ConfigError(
+            f"types is {types!r}, but it must be a mapping", "pass a mapping such as {'I1': 'int'}"
+        )
     wrong = {name: kind for name, kind in types.items() if kind not in get_args(ColumnType)}
     if wrong:
         raise ConfigError(f"types has unknown types: {wrong}", f"use {list(get_args(ColumnType))}")
     return dict(types)
 
 
-# Finds workflows in a folder that `Workflow.save` or `Model.save` wrote.
+# A function that finds workflows in a folder that `Workflow.save` or `Model.save` wrote.
 
 
 def find_workflow(lake: LakePaths, version: str | None) -> str:
@@ -444,7 +446,7 @@ def find_workflow(lake: LakePaths, version: str | None) -> str:
     return version or versions[0]
 
 
-# Checks that the features of training rows do not contain the labels of these rows.
+# Functions that check that the features of training rows do not contain the labels of these rows.
 
 
 def is_out_of_fold(workflow: LocalWorkflow) -> bool:

@@ -56,7 +56,7 @@ class LiveLine:
         self._stream.flush()
 
 
-# Shows the progress of a run on a terminal: one line per stage, with the seconds of the running stage.
+# The class below shows the progress of a run: one line per stage, with the seconds of the running stage.
 
 _JOB_WIDTH = 23  # length of the longest name, measure_recommendations
 
@@ -106,24 +106,24 @@ def _stage_line(job: str, state: str, seconds: float, remark: str) -> str:
     return f"  {job:<{_JOB_WIDTH}}  {state:<7} {seconds:>6.1f} s  {remark}".rstrip()
 
 
-# Shows the progress of a training on the driver: a bar on a terminal, otherwise one line per log entry.
+# The class below shows the progress of a training run: a bar on a terminal, otherwise a line per log entry.
 
 log = logging.getLogger("nightrank.training")
 _WIDTH = 24
 
 
 class TrainingBar:
-    """Shows the log entries of rank 0 during a training. Use it as a context manager.
+    """Shows the log entries of rank 0 during a training run. Use it as a context manager.
 
-    At the end, the context manager ends the line of the bar. An entry is a dictionary with these keys:
+    At the end, it moves the cursor to the line below the bar. An entry is a dictionary with these keys:
 
     - `training`: the architecture
-    - `step`, `steps`: index of the current step, and number of steps of the training
+    - `step`, `steps`: index of the current step, and number of steps of the training run
     - `batch_rows`: number of rows per step
     - `loss`, `rows_per_s`, `loader_wait_share`: measured since the previous entry
 
     The remaining time is computed from `rows_per_s`. The step index may decrease: if an elastic training
-    loses a rank, the training continues from its last checkpoint.
+    run loses a rank, it continues from its last checkpoint.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -141,7 +141,7 @@ class TrainingBar:
     def show(self, entry: Mapping[str, Any]) -> None:
         """Shows an entry.
 
-        If the entry and the previous entry belong to different trainings, a new line begins.
+        If the entry and the previous entry belong to different training runs, a new line begins.
         """
         name, step = str(entry["training"]), int(entry["step"])
         if self._last and self._last[0] != name:
@@ -159,13 +159,13 @@ class TrainingBar:
             log.info(text)
 
 
-# The line of a training in a log, such as `dlrm    300/1,200  loss 0.51000  …  7:30 left`.
+# The line of a training run in a log, such as `dlrm    300/1,200  loss 0.51000  …  7:30 left`.
 _TRAINING_LINE = re.compile(r"\S+ +[\d,]+/[\d,]+  loss .* left\b")
 _TAIL_BYTES = 4096
 
 
 def training_progress_in(stage_log: Path) -> str:
-    """Returns the last line of a training's progress in a stage's log; empty without such a line."""
+    """Returns the last progress line of a training run in a stage's log; empty without such a line."""
     try:
         with stage_log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -198,7 +198,7 @@ def _time_left(entry: Mapping[str, Any], steps: int) -> str:
     return f"{clock} left"
 
 
-# Formats aligned tables for a terminal.
+# A function that formats aligned tables for a terminal.
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

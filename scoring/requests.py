@@ -201,8 +201,9 @@ def require_context(columns: Sequence[str], values: Mapping[str, Any]) -> None:
     missing, unknown = sorted(expected - set(values)), sorted(set(values) - expected)
     if missing or unknown:
         raise ConfigError(
-            "score.context must have a value for each raw column that context features are computed from: "
-            f"columns without a value: {missing}; other names: {unknown}",
+            "score.context must have a value for each raw column that context features are computed from, "
+            f"and no other keys; columns without a value: {missing or 'none'}; other names: "
+            f"{unknown or 'none'}",
             "write one raw value for each of these columns under score.context (in Python: pass `context`, "
             "or the `config` of the lake to nightrank.open), and remove other names. A column has no default "
             "if it has lists, or no value in the train rows of the run date",

@@ -1,4 +1,4 @@
-"""`make audit`: asks for known vulnerabilities of the packages and jars of the lock files.
+"""`make audit`: looks up known vulnerabilities of the packages and jars in the lock files.
 
 The command asks the database of OSV (https://osv.dev), which has the advisories for PyPI and for Maven.
 requirements/audit.toml allows advisories, each with a reason and a date of expiry. Until this date, an
@@ -30,7 +30,7 @@ from setup.sbom import Package, locked_jars, locked_packages, spark_jars
 
 ALLOWED = ROOT / "requirements/audit.toml"
 SERVER = "https://api.osv.dev"
-_LONGEST = timedelta(days=366)  # from the review of an entry until it expires
+_LONGEST = timedelta(days=366)  # the longest time from the review of an entry until it expires
 _QUERIES = 500  # in one request; the server accepts 1000
 _TIMEOUT_S = 30
 _EXIT_PROBLEM, _EXIT_CONFIGURATION, _EXIT_INFRASTRUCTURE = 1, 2, 4
@@ -94,25 +94,29 @@ def read_allowed(path: Path) -> list[Allowed]:
     except (OSError, ValueError) as error:
         raise SetupError(f"{path} cannot be read: {error}") from error
     if document.keys() - {"allowed"} or not isinstance(document.get("allowed", []), list):
-        raise SetupError(f"{path} has {sorted(document)}: it must be a list of tables [[allowed]]")
+        raise SetupError(
+            f"{path} has the keys {sorted(document)}: it may contain only tables with the heading [[allowed]]"
+        )
     return [_entry(entry, f"{path}, entry {at}") for at, entry in enumerate(document.get("allowed", []), 1)]
 
 
 def _entry(entry: Mapping[str, Any], place: str) -> Allowed:
     kinds = {"package": str, "ids": list, "reason": str, "date": date, "expires": date}
     if entry.keys() != kinds.keys():
-        raise SetupError(f"{place} has the keys {sorted(entry)}: an entry has {', '.join(kinds)}")
+        raise SetupError(
+            f"{place} has the keys {sorted(entry)}: an entry must have exactly the keys {', '.join(kinds)}"
+        )
     for key, kind in kinds.items():
-        if type(entry[key]) is not kind or not entry[key]:  # a datetime is a date too
+        if type(entry[key]) is not kind or not entry[key]:  # not isinstance: a datetime is also a date
             raise SetupError(
                 f"{place}: {key} is {entry[key]!r}: it must be a {kind.__name__} that is not empty"
             )
     if not all(isinstance(name, str) for name in entry["ids"]):
-        raise SetupError(f"{place}: ids is {entry['ids']}: it must be a list of texts such as 'CVE-2024-1'")
+        raise SetupError(f"{place}: ids is {entry['ids']}: it must be a list of strings such as 'CVE-2024-1'")
     if not timedelta() < entry["expires"] - entry["date"] <= _LONGEST:
         raise SetupError(
-            f"{place}: expires is {entry['expires']}: it must be after date, {entry['date']}, and at most a "
-            "year later"
+            f"{place}: expires is {entry['expires']}: it must be later than date ({entry['date']}), "
+            "and at most a year later"
         )
     return Allowed(
         entry["package"], frozenset(entry["ids"]), entry["reason"], entry["date"], entry["expires"]

@@ -155,8 +155,8 @@ def pip_of(bootstrap: Path) -> list[str]:
 
 def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path:
     """Downloads Horovod's source archive, checks its hash and unpacks it. Returns the folder of sources."""
-    # pip builds the metadata of a source archive even if it only downloads it. The bootstrap environment has
-    # the packages that this needs.
+    # Even if pip only downloads a source archive, it builds the metadata of the archive. The packages that it
+    # needs for this are in the bootstrap environment.
     options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
     run([*pip_of(bootstrap), "--quiet", "download", *options, "--dest", scratch, "-r", requirement_file])
     (archive,) = scratch.glob("horovod-*.tar.gz")
@@ -214,7 +214,7 @@ def nvidia_packages(venv: Path) -> Path:
 def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
     """Arranges the files of NVIDIA's Python packages as a CUDA toolkit.
 
-    It creates folders, and symbolic links to the files. nvcc looks for its libraries in ../lib64, relative to
+    Creates folders, and symbolic links to the files. nvcc looks for its libraries in ../lib64, relative to
     the real path of its folder, so the folder `bin` itself must not be a link.
     """
     shutil.copytree(nvidia / "cu13", toolkit, copy_function=os.symlink)

@@ -3,8 +3,7 @@
 A test file depends on the modules that it imports, and on the files and plug-ins that its strings name, such
 as a job that it starts. It also depends on the dependencies of these files. Test files that are fewer imports
 away from a changed file run first. A test file counts as nearer if a changed module has the same folder or
-the same name.
-Test files that would exceed the time limit are left out, and the command prints their number.
+the same name. Test files that would exceed the time limit are left out, and the command prints their number.
 tests/conftest.py records the seconds of each test file in build/test_seconds.json.
 """
 
@@ -22,15 +21,15 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parent.parent
 SECONDS = "build/test_seconds.json"
-# Suffix of a file's name in the key with the seconds of its extended tests.
+# The seconds of a file's extended tests are stored under the name of the file with this suffix.
 EXTENDED_SECONDS = " (extended)"
 # Assumed seconds of a test file without recorded seconds. A Spark session starts in ten seconds.
 _GUESS, _GUESS_WITH_SPARK = 3.0, 20.0
 # Test files of these folders read the whole tree, so they depend on every file.
 _WHOLE_TREE = "tests/contract/"
-# If more modules depend on a changed one directly, the names of these modules say little about tests.
+# Modules that import a changed module also select tests by their names, if they are at most this many.
 _FEW_MODULES = 3
-# Strings of this length or longer name no file and no module.
+# Strings of this length or longer are not searched for names of files and modules.
 _LONGEST_TEXT = 200
 # Fields of syntax nodes that contain no string, such as `ctx`, which says whether a name is read or set.
 _WITHOUT_TEXTS = frozenset({"ctx", "op"})
@@ -162,7 +161,7 @@ def choose(
     """Chooses test files until their seconds reach a limit. The nearest test file always runs.
 
     Hundreds of test files may have the same distance from a module. So a test file counts as one step nearer
-    if its folder below tests/ has the path of a changed module's folder. It counts as another step nearer if
+    if its folder is tests/ followed by the folder of a changed module. It counts as another step nearer if
     its name contains the module's name: tests/storage/test_manifest.py for storage/manifest.py. If only a few
     modules depend directly on the changed modules, their names count too.
 
@@ -322,7 +321,7 @@ def _imports_and_texts(tree: ast.Module, module: str, is_package: bool) -> tuple
             names += [f"{source}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             pending += node.orelse
-        else:  # as ast.iter_child_nodes, in half the time
+        else:  # does the same as ast.iter_child_nodes, in half the time
             for name in node._fields:
                 value = getattr(node, name, None)
                 if isinstance(value, list):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from setup.console import SetupError, say
 
-# Pattern of a log line → cause and remedy. The first pattern that matches is reported.
+# Pattern of a log line → cause and remedy. The explanation of the first pattern that matches is reported.
 EXPLANATIONS = (
     (
         r"No space left on device",

@@ -69,7 +69,8 @@ def build_wheel(root: Path, out: Path) -> Path:
         "--offline",
     ]
     command += ["--python", VENV / "bin/python", "--out-dir", out, scratch]
-    run(command, env={**os.environ, "SOURCE_DATE_EPOCH": "315619200"})  # 1980, the first year of zip
+    # A fixed time, in the first year that zip files can store.
+    run(command, env={**os.environ, "SOURCE_DATE_EPOCH": "315619200"})
     shutil.rmtree(scratch)
     (wheel,) = out.glob("nightrank-*.whl")
     return wheel
@@ -120,7 +121,7 @@ def _make_packages(kept: Path) -> None:
     # Compile the sources once here. On nodes, Python workers often cannot write to the folders of the
     # sources, so each worker would compile them again.
     _link_compiled(site_packages(VENV), site_packages(scratch))
-    compileall.compile_dir(site_packages(scratch), quiet=2)  # all others that compile
+    compileall.compile_dir(site_packages(scratch), quiet=2)  # compiles all files that are left
     compiled_archive.add_compiled(site_packages(scratch))
     scratch.rename(kept)
     say(f"    kept in {kept}")

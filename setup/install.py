@@ -73,7 +73,7 @@ def make_venv(folder: Path, *options: str) -> None:
     ):
         raise SetupError(
             f"{folder} is a symbolic link to {target}, which contains other files: "
-            "let it lead to an empty folder"
+            "make it a link to an empty folder, or delete it"
         )
     shutil.rmtree(target, ignore_errors=True)
     run([sys.executable, "-m", "venv", *options, target])
@@ -176,8 +176,8 @@ def archive_classes(root: Path) -> None:
 def main() -> int:
     """Makes .venv unless it is up to date, and returns the exit code.
 
-    If .venv is a link to the environment of another checkout, that environment must be made from the same
-    files. It is never changed.
+    If .venv is a link to the environment of another checkout, that environment must have been made from the
+    same files. It is never changed.
     """
     owner = other_owner(VENV, ROOT)
     wanted = fingerprint(ROOT, owner)

@@ -30,7 +30,7 @@ FAULTS = ROOT / "setup/mutations.yaml"
 RESULTS = ROOT / "build/mutations.jsonl"
 _TREE = ROOT / "build/mutations"
 _FEWEST_STATEMENTS = 3
-_NO_TESTS = 5  # pytest's exit code if it ran none
+_NO_TESTS = 5  # pytest's exit code if it ran no tests
 
 
 @dataclass(frozen=True)

@@ -126,5 +126,5 @@ class _Compressor:
 
 
 def _gzip(block: bytes) -> bytes:
-    packer = isal_zlib.compressobj(1, zlib.DEFLATED, 31)  # 31: a gzip header, without a time
+    packer = isal_zlib.compressobj(1, zlib.DEFLATED, 31)  # 31 selects a gzip header, without a time
     return packer.compress(block) + packer.flush()

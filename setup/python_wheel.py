@@ -179,7 +179,7 @@ def _pack_project(archive: Path) -> None:
 def _without_owner_and_time(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
-    member.mtime = 315619200  # 1980, the first year of zip: equal sources give equal bytes
+    member.mtime = 315619200  # a fixed time, so that equal sources give equal bytes
     return member
 
 

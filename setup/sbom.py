@@ -213,7 +213,7 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 def _site_packages(environment: Path) -> Path:
     folders = sorted(environment.glob("lib/python3.*/site-packages"))
     if not folders:
-        raise SetupError(f"{environment} is no environment: it has no lib/python3.…/site-packages")
+        raise SetupError(f"{environment} is not an environment: it has no lib/python3.…/site-packages")
     return folders[-1]
 
 

@@ -53,17 +53,17 @@ class SparkWorkers(Workers):
         return run_tasks(self._spark, tasks, run, spark_types(schema))
 
     def collect(self, tasks: int, run: Callable[[int], str]) -> list[str]:
-        """Runs all tasks in one Spark job, and returns the text that each task returned, in task order."""
+        """Runs all tasks in one Spark job, and returns the string that each task returned, in task order."""
         from spark.tasks import collect_results
 
         return collect_results(self._spark, tasks, run)
 
 
-# Decides whether tasks run in Spark's Python workers or in processes of this machine.
+# The functions below decide whether tasks run in Spark's Python workers or in processes of this machine.
 
 # The number of bytes that a stage of scoring or evaluation needs for each row if all rows are distinct
-# clicks. A query keeps two texts and an entry of a hash table for each distinct (user, item) pair of a click.
-# All other rows are read in batches and not kept.
+# clicks. A query keeps two strings and an entry of a hash table for each distinct (user, item) pair of a
+# click. All other rows are read in batches and not kept.
 _BYTES_PER_ROW = 100
 _DEFAULT_MASTER = "local[*]"
 
@@ -100,7 +100,7 @@ def stay_in_process(context: RunContext, rows: int) -> None:
     machine or container.
 
     Args:
-        context: the context of the stage.
+        context: the context of the stage, whose `in_process` is set.
         rows: the number of rows that the stage reads.
     """
     wanted = context.started_spark is None and context.config.workflow.engine == "auto"

@@ -65,7 +65,7 @@ _DATA_ERRORS = (
     NumberFormatException,
     SparkUpgradeException,
 )
-# Texts in Spark's errors that show that data or types are wrong. A retry with the same files would fail
+# Patterns of Spark's errors that show that data or types are wrong. A retry with the same files would fail
 # again.
 _OF_DATA = re.compile(
     r"org\.apache\.parquet\.[\w.]*Exception|\.AnalysisException|SchemaColumnConvertNotSupportedException"
@@ -73,7 +73,7 @@ _OF_DATA = re.compile(
     r"|Parquet column cannot be converted|is not a Parquet file"
     r"|Spark(?:Arithmetic|DateTime|NumberFormat|Upgrade)Exception|java\.lang\.ArithmeticException"
 )
-# Texts that show another cause, such as a full disk. Errors of a file reader can contain these texts too, so
+# Patterns that show another cause, such as a full disk. Errors of a file reader can match them too, so
 # the code searches for them first.
 _OF_SYSTEM = re.compile(
     r"No space left|OutOfMemory|ExecutorLost|FetchFailed|FileNotFoundException|AccessControlException"
@@ -117,8 +117,8 @@ class SparkLog:
 
         Args:
             logs: the folder of logs in the lake.
-            run_date: the run date of the job.
-            job: the name of the job.
+            run_date: the run date of the job. The file is saved in the subfolder `dt=<run_date>`.
+            job: the name of the job, with which the name of the file begins.
             error: the error that ended the job; its traceback is added to the file.
 
         Returns:

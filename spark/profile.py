@@ -104,7 +104,7 @@ def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -
     variable names the folder with YARN's configuration.
 
     Args:
-        settings: the settings of the profile.
+        settings: maps each property in the profile to its value.
         profile: the path of the profile, for the message.
         submits: whether spark-submit will start the driver's Python.
     """
@@ -133,7 +133,7 @@ def require_master(settings: Mapping[str, str], profile: str) -> None:
     PYSPARK_SUBMIT_ARGS. The variable MASTER is used if the file has no spark.master.
 
     Args:
-        settings: the settings of the profile.
+        settings: maps each property in the profile to its value.
         profile: the path of the profile, for the message.
     """
     if not settings.get("spark.master") and not os.environ.get("MASTER"):
@@ -204,7 +204,7 @@ def _problem_of(path: str) -> str | None:
     return "which does not exist on this machine"
 
 
-# Reads properties files of Spark, and the properties with which a process would start Spark.
+# The code below reads properties files of Spark, and the properties with which a process would start Spark.
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}

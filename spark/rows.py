@@ -241,7 +241,7 @@ def with_value(rows: ReadableRows, name: str, value: str) -> ReadableRows: ...
 
 
 def with_value(rows: ReadableRows, name: str, value: str) -> ReadableRows:
-    """Adds a column with the same text in all rows."""
+    """Adds a column with the same string in all rows."""
     if isinstance(rows, StoredRows):
         return rows.with_value(name, value)
     if not isinstance(rows, pa.Table):
@@ -257,7 +257,7 @@ def with_nulls(rows: Rows, name: str, kind: pa.DataType) -> Rows:
 
 
 def with_hash(rows: Rows, column: str, name: str) -> Rows:
-    """Adds the int64 XXH64 hash (seed 42) of a column of texts or int64 numbers, which has no nulls."""
+    """Adds the int64 XXH64 hash (seed 42) of a column of strings or int64 numbers, which has no nulls."""
     if not isinstance(rows, pa.Table):
         return rows.withColumn(name, F.xxhash64(column))
     import xxhash
@@ -340,7 +340,7 @@ def spread(rows: Rows, key: str, tasks: int = 0) -> Rows:
     return rows.repartition(max(rows.sparkSession.sparkContext.defaultParallelism, tasks), key)
 
 
-# Converts small Arrow tables to Spark frames, and small frames to tables.
+# The functions below convert small Arrow tables to Spark frames, and small frames to tables.
 
 
 def frame_of(spark: SparkSession, rows: pa.Table | DataFrame) -> DataFrame:
@@ -386,7 +386,7 @@ def spark_types(schema: pa.Schema) -> T.StructType:
     return from_arrow_schema(schema)
 
 
-# Runs SQL over Arrow tables and Parquet files in this process with DuckDB.
+# The code below runs SQL over Arrow tables and Parquet files in this process with DuckDB.
 #
 # Queries are written for Spark. If DuckDB lacks a function of Spark, a macro with the same name adds it to
 # DuckDB, for arguments without nulls.
@@ -411,7 +411,7 @@ def run_query(text: str, tables: Mapping[str, pa.Table | StoredRows]) -> pa.Tabl
 
     Args:
         text: SQL, with the names of tables in braces, and with backticks around unusual names of columns.
-        tables: the tables by name.
+        tables: maps each name in braces to its table.
 
     Raises:
         DataError: a file does not exist or is damaged.
@@ -491,8 +491,8 @@ class StoredFiles:
     """Files of one partition whose rows have the same constant columns.
 
     Attributes:
-        paths: the paths of the files.
-        values: maps the name of each constant column to the text in all its rows. These columns are not in
+        paths: the full paths of the files.
+        values: maps the name of each constant column to the string in all its rows. These columns are not in
             the files.
     """
 
@@ -505,7 +505,7 @@ class StoredRows:
     """Rows of published files that are read when they are needed.
 
     Attributes:
-        schema: the columns of the rows.
+        schema: the names and the Arrow types of the columns.
         files: the files, in the order of their rows.
     """
 
@@ -543,7 +543,7 @@ class StoredRows:
         return replace(self, schema=pa.schema([self.schema.field(name) for name in names]))
 
     def with_value(self, name: str, value: str) -> StoredRows:
-        """Returns the rows with an added column that has the same text in all rows."""
+        """Returns the rows with an added column that has the same string in all rows."""
         files = tuple(replace(some, values=(*some.values, (name, value))) for some in self.files)
         return StoredRows(self.schema.append(pa.field(name, pa.string())), files)
 

@@ -115,7 +115,7 @@ def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
 log = logging.getLogger("nightrank.watch")
 _ENABLED, _FOLDER = "spark.eventLog.enabled", "spark.eventLog.dir"
 
-# The log is written as several files. Otherwise a long training would write one file of gigabytes, and an
+# The log is written as several files. Otherwise a long job would write one file of gigabytes, and an
 # object store would get no file before the job ends.
 _SETTINGS = {
     "spark.eventLog.rolling.enabled": "true",

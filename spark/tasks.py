@@ -87,7 +87,7 @@ def collect_results(
 ) -> list[str]:
     """Runs `run(index)` in one Spark task for each index below `tasks`, and returns the results in order.
 
-    The arguments are those of `run_tasks`, except that `run` returns a text.
+    The arguments are those of `run_tasks`, except that `run` returns a string.
     """
 
     def run_task(index: int) -> Iterator[pa.RecordBatch]:

@@ -114,7 +114,8 @@ class Workers(ABC):
         """Runs `run(index)` for each index below `tasks`, and returns the results in that order."""
 
 
-# Counts the GPUs of this machine, and finds the GPU of the running Spark task, without torch.
+# The functions below count the GPUs of this machine, and find the GPU of the running Spark task. They do not
+# need torch.
 
 
 def gpus_of_machine() -> int:
@@ -143,7 +144,7 @@ def slot_of_task() -> tuple[int | None, int] | None:
     return (int(gpu.addresses[0]) if gpu else None), task.cpus()
 
 
-# Runs Python functions in processes of this machine, without a JVM.
+# The code below runs Python functions in processes of this machine, without a JVM.
 
 # The environment variable with the folders for a worker's temporary files. Spark sets it for its workers too.
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"

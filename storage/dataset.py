@@ -57,8 +57,8 @@ class Dataset:
         mode: what build_features did: `fit` (fitted a new workflow), `extend` (added new values to an
             existing workflow) or `apply` (used an existing workflow unchanged).
         parent_workflow: the version from which `workflow_version` was extended; None if it was fitted from
-            scratch. Ids have the same meaning in both versions. So a training can start from the weights of
-            a model only if that model uses one of these two versions.
+            scratch. Ids have the same meaning in both versions. So a training run can start from the weights
+            of a model only if that model uses one of these two versions.
         changed_days: days whose raw log was replaced after the workflow had computed statistics and
             vocabularies from it. The features of these days are computed from the new log, but the
             statistics and vocabularies still come from the old log.
@@ -157,7 +157,7 @@ def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = 
 
     Args:
         days: (day, number of rows, number of clicks) for each day of the training rows.
-        only_clicks: whether the training uses clicks only (`train.only_positive_rows`). If so, all rows may
+        only_clicks: whether training uses only clicks (`train.only_positive_rows`). If so, all rows may
             be clicks.
 
     Raises:
@@ -242,7 +242,7 @@ def with_present_rows(lake: LakePaths, dataset: Dataset) -> tuple[Dataset, list[
     """Returns the dataset with the current digests of its partitions, and a list of changed days.
 
     A day is changed if its rows were replaced after the dataset was published. Use this function to read the
-    days in their current state. A training must fail if rows were replaced, so it must not use this function.
+    days in their current state. Training must fail if rows were replaced, so it must not use this function.
 
     Raises:
         DataError: a partition is missing.

@@ -40,7 +40,7 @@ FILE_NAME = "feature_spec.json"
 
 
 def raw_keys(keys: Keys | None) -> dict[str, str]:
-    """Returns the raw column of each key column of a feature table, by the name of the key column.
+    """Maps the name of each key column of a feature table to its raw column.
 
     A key column contains the values of its raw column as strings. The result has the order of the key
     columns.
@@ -159,7 +159,7 @@ class FeatureSpec:
         spec = cls(**{**values, "features": features, "key_columns": tuple(values["key_columns"])})
         names = [spec.workflow_version, spec.label, *spec.key_columns, *(one.name for one in features)]
         if not all(isinstance(name, str) for name in names):
-            raise TypeError(f"a name is not a text: {names!r:.200}")
+            raise TypeError(f"a name is not a string: {names!r:.200}")
         format_versions.require_names(spec.workflow_version)
         sizes = [one.cardinality for one in features if one.cardinality is not None]
         if not all(type(size) is int and size >= 0 for size in sizes):

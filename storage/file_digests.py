@@ -1,14 +1,14 @@
 """Digests of the bytes of published data files: XXH3-128, as 32 hex digits.
 
 pyarrow 14 writes Parquet files without checksums. If a disk or a network changes a bit, readers can therefore
-get other values without any error. So `new_file` computes the digest of a data file from the bytes that it
+get wrong values without any error. So `new_file` computes the digest of a data file from the bytes that it
 writes, and the manifest contains the digest. Every reader calls `open_file` or `require_intact`, which
 compare the bytes of the file with the manifest. Each process makes this comparison once for each file, before
 it first uses the file.
 
-If a task has written a file, it returns a text: the path, `#` and the digest (`named`). Some texts end with
-another `#` and a description of the file's footer (storage.publish.with_footer).
-`storage.publish.publish_files` splits the text into its parts. XXH3 detects accidental damage. It does not
+After a task has written a file, it returns a string: the path, `#` and the digest (`named`). Some of these
+strings end with another `#` and a description of the file's footer (storage.publish.with_footer).
+`storage.publish.publish_files` splits the string into its parts. XXH3 detects accidental damage. It does not
 protect against an attacker who forges files.
 
 `table_digest` computes a digest of the values of an Arrow table. The digest does not depend on how the values
@@ -361,7 +361,7 @@ class _Hash(Protocol):
 def table_digest(table: pa.Table) -> str:
     """Returns a digest of 16 hex digits of the names, types and values of all columns.
 
-    Columns may contain numbers, texts, or lists of numbers or texts. The digest also depends on the types and
+    Columns may contain numbers, strings, or lists of these. The digest also depends on the types and
     the order of the columns.
     """
     digest = sha256()
@@ -373,7 +373,7 @@ def table_digest(table: pa.Table) -> str:
 
 
 def _add(digest: _Hash, values: pa.Array) -> None:
-    """Hashes type, length, nulls and values of an array. Bytes that it stores for nulls have no effect."""
+    """Hashes the type, length, nulls and values of an array. The bytes stored for nulls have no effect."""
     digest.update(f"{values.type} {len(values)}\0".encode())
     digest.update(values.is_null().to_numpy(zero_copy_only=False).tobytes())
     if pa.types.is_list(values.type):

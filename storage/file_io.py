@@ -42,7 +42,7 @@ CHECKSUM = "checksum"  # the key of the checksum in a JSON file
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # Characters with a meaning in the patterns of paths that Hadoop expands.
 _OF_PATTERNS = re.compile(r"[\\\[\]{}*?]")
-# How often a file's folder is created, if other processes delete it again.
+# Largest number of attempts to create a file's folder, which other processes may delete again.
 _MOST_TRIES = 20
 
 
@@ -84,7 +84,7 @@ def _require_utf8(path: str) -> None:
 
 
 def s3_place() -> tuple[str, str]:
-    """Returns (endpoint, region) of S3 from AWS's environment variables; empty texts if they are not set."""
+    """Returns (endpoint, region) of S3 from AWS's environment variables; each is '' if it is not set."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     return endpoint.rstrip("/"), os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
 
@@ -99,7 +99,7 @@ def _s3(bucket: str, endpoint: str, region: str) -> fs.FileSystem:
 
 
 def resolved(path: str) -> str:
-    """Returns a text that is the same for all spellings of the path of one file or folder.
+    """Returns a string that is the same for all spellings of the path of one file or folder.
 
     Symbolic links of local paths are followed. `s3` and `s3a` are the same scheme.
     """
@@ -277,8 +277,8 @@ def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
         TypeError, ValueError: a value is not a JSON value.
     """
     plain = {key: value for key, value in values.items() if key != CHECKSUM}
-    # json writes keys that are numbers as texts, which sort in another order than numbers. So the checksum is
-    # computed from the values as they will be read.
+    # json writes keys that are numbers as strings, which sort in another order than numbers. So the checksum
+    # is computed from the values as they will be read.
     return {**plain, CHECKSUM: _checksum_of(json.loads(json.dumps(plain, allow_nan=False)))}
 
 

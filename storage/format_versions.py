@@ -142,7 +142,7 @@ def require_names(*names: str | None) -> None:
     """Checks versions, dates and similar names, from which paths in the lake are made. Accepts None.
 
     Raises:
-        TypeError: a name is not a text.
+        TypeError: a name is not a string.
         ValueError: a path with this name would be in another folder.
     """
     for name in names:
@@ -151,10 +151,10 @@ def require_names(*names: str | None) -> None:
 
 
 # Manifests: since version 2, data files are outside the partition's folder, because other tools list this
-# folder. Since version 3, the entries of data files have digests, which readers of version 2 refuse. Version
-# 4 adds a checksum of the file (storage.file_io), which readers of version 3 refuse. Some other formats have
-# version 2 because they got this checksum. The model description has version 2 because readers of version 1
-# refuse the SHA-256 of its files.
+# folder. Version 3 adds a digest to the entry of each data file, and version 4 adds a checksum of the
+# manifest (storage.file_io). Readers of earlier versions reject these unknown keys. Some other formats have
+# version 2 because they also got this checksum. The model description has version 2 because it now contains
+# the SHA-256 of the model's files, and readers of version 1 reject this unknown key.
 MANIFEST = Format("manifest", 4)
 DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")

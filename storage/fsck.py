@@ -29,8 +29,8 @@ class Damage:
 
     Attributes:
         table, date: the table and the date of the file; empty for a JSON file that belongs to no table.
-        path: the path of the file.
-        difference: what is wrong with it.
+        path: the full path of the file.
+        difference: how the file differs from its manifest, or why it cannot be parsed.
         remedy: which job writes the file again, or what else the user should do.
         partition: the partition of the file; None if its manifest cannot be read, so that `repair` cannot
             record the damage there.
@@ -145,7 +145,7 @@ def _with_run(damage: Damage, builds: Sequence[_Build]) -> Damage:
 
 
 def _run_that_writes(table: str, date: str, builds: Sequence[_Build]) -> _Build | None:
-    """Returns the newest run of build_features that writes a date of a table; None if no dataset is there."""
+    """Returns the newest run of build_features that writes a date of a table; None if there is no dataset."""
     kind, version = (*table.split("/"), "")[:2]
     versions = {build.version for build in builds}
     of_version = [build for build in builds if build.version == version] if version in versions else builds
@@ -157,7 +157,7 @@ def _run_that_writes(table: str, date: str, builds: Sequence[_Build]) -> _Build 
         wanted = [[build for build in on_date if build in of_version], on_date]
     else:
         # A run also reads days before those of its dataset, for example for histories. So if no dataset has
-        # the day, the first run after it comes closest.
+        # the day, the first run on or after this day is chosen.
         later = sorted((build for build in builds if build.run_date >= date), key=lambda one: one.run_date)
         wanted = [[one for one in of_version if date in one.days], later[:1], of_version]
     return next((max(fitting, key=lambda one: one.run_date) for fitting in wanted if fitting), None)
@@ -241,7 +241,7 @@ def _of_json(lake: LakePaths, error: DataError, partition: Partition | None = No
 
 
 def repair(lake: LakePaths, findings: Findings) -> Iterator[str]:
-    """Makes the jobs write damaged partitions again. Yields a message for each change.
+    """Changes manifests so that jobs rewrite the damaged partitions. Yields a message for each change.
 
     No data file is deleted or changed. A manifest that cannot be parsed is renamed, so that its partition is
     not published any more. A run after `output.grace_hours` deletes the data files that the manifest named.
@@ -258,13 +258,13 @@ def repair(lake: LakePaths, findings: Findings) -> Iterator[str]:
             yield _set_aside(damage.path)
     for partition, paths in by_partition.values():
         if mark_damaged(partition, paths):
-            yield f"{partition.path}: marked as damaged; the next run of its job writes it again"
+            yield f"{partition.path}: marked as damaged. The next run of its job rewrites this partition"
 
 
 def mark_damaged(partition: Partition, paths: Sequence[str]) -> bool:
     """Records in the manifest of a partition that files are damaged, so that the partition is not up to date.
 
-    The next run of the job that writes the partition then writes it again, even if its inputs are unchanged.
+    When the job that writes the partition runs next, it rewrites the partition, even if no input has changed.
 
     Returns:
         Whether the manifest has been changed. The manifest is not changed if another job has replaced it, or

@@ -56,9 +56,9 @@ class IdCounts:
 def _added(
     sums: NDArray[np.int64] | None, ids: NDArray[np.int32], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Returns the sums of the counts in `sums` and the counts of one more file, by id.
+    """Adds the counts of one more file to the counts in `sums`, and returns the result, by id.
 
-    The two files may have different ids.
+    The file may have ids that are missing in `sums`.
     """
     before = np.zeros(0, np.int64) if sums is None else sums
     longer = np.zeros(max(len(before), int(ids.max(initial=-1)) + 1), np.int64)

@@ -44,7 +44,7 @@ _WATCH_S = 2.5 * HEARTBEAT_S
 _SETTLE_S = 20.0
 _POLL_S = 1.0
 _TURN_S = 0.05
-# Pause before an unreadable ticket is read again.
+# Seconds after which an unreadable ticket is read again.
 _READ_AGAIN_S = 0.05
 
 
@@ -53,10 +53,10 @@ class Owner:
     """The process that requests a lease or holds it.
 
     Attributes:
-        host: the name of its machine.
+        host: the host name of its machine.
         pid: its process id.
         started: when it started, in clock ticks since the boot of its machine.
-        machine: a text that identifies the boot of its machine, and its process namespace.
+        machine: a string that identifies the boot of its machine, and its process namespace.
         since: when it requested the lease, by the clock of its machine, in UTC.
         holds: whether it holds the lease. False while it requests the lease.
     """
@@ -87,7 +87,7 @@ class _Ticket:
     """A ticket that another process has created.
 
     Attributes:
-        name: the name of its file.
+        name: the name of its file in the folder of the lease.
         owner: the process that created it.
         age_s: seconds since it was renewed, according to the store's clock.
     """
@@ -98,7 +98,7 @@ class _Ticket:
 
     @property
     def is_watched(self) -> bool:
-        """Returns whether it looks expired, but may yet be renewed by its running process."""
+        """Returns whether the ticket looks expired, but its running process may still renew it."""
         return self.age_s > EXPIRES_S
 
 
@@ -341,7 +341,7 @@ def _read(path: str) -> Owner | None:
 
 @cache
 def _machine() -> str:
-    """Returns a text that identifies this boot of the machine and the process namespace; empty if unknown."""
+    """Returns a string that identifies this boot of the machine and the process namespace, or ''."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

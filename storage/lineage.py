@@ -21,7 +21,7 @@ from typing import Any
 PRODUCER = "urn:nightrank"
 _SPEC = "https://openlineage.io/spec"
 SCHEMA_URL = f"{_SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
-# Facet → URL of the schema version that this module writes.
+# Maps each facet to the URL of the schema version that this module writes.
 FACETS: Mapping[str, str] = {
     "version": f"{_SPEC}/facets/1-0-0/DatasetVersionDatasetFacet.json#/$defs/DatasetVersionDatasetFacet",
     "schema": f"{_SPEC}/facets/1-0-0/SchemaDatasetFacet.json#/$defs/SchemaDatasetFacet",

@@ -65,8 +65,8 @@ class Manifest:
         lineage: the OpenLineage event of the publication (storage.lineage), with the job, the run and the
             datasets that it read; empty if no job published the partition. Not part of the digest.
         damaged: the paths of the files that a job or `nightrank fsck --repair` found to differ from the
-            manifest. If there are such files, the partition is not up to date, so the job that writes it will
-            write it again. Not part of the digest.
+            manifest. If there are such files, the partition is not up to date, so the next run of its job
+            rewrites it. Not part of the digest.
     """
 
     table: str
@@ -148,7 +148,7 @@ def _require_types(manifest: Manifest) -> None:
         texts += [entry.path, entry.split or "", entry.digest or ""]
     texts += [text for pair in manifest.schema for text in pair]
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a name, a path, a type or a digest is not a text")
+        raise TypeError("a name, a path, a type or a digest is not a string")
     numbers = [manifest.rows_in, *manifest.dropped.values()]
     for entry in manifest.files:
         numbers += [entry.rows, entry.bytes, *entry.row_groups]

@@ -53,7 +53,7 @@ class FoundFile:
 
     Attributes:
         path: path of the file below the root of the lake.
-        kind, version: the format and its version.
+        kind, version: the format of the file, and the version that the file has.
         needs_work: whether migration would rewrite the file.
     """
 

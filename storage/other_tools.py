@@ -63,7 +63,7 @@ _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EML
 
 
 def show_links(folder: str, data: str, wanted: Set[str], targets: Callable[[], Mapping[str, str]]) -> None:
-    """Replaces the hard links in a partition's folder by links to the files of the manifest.
+    """Replaces the hard links in a partition's folder with links to the files of the manifest.
 
     Files whose names begin with `_` or `.` are not changed.
 
@@ -242,7 +242,7 @@ def log_says(table: str, dt: str, wanted: LogContent) -> bool:
 
 
 def show_log(table: str, dt: str, now: Callable[[], LogContent]) -> None:
-    """Replaces the files of a date in the table's Delta log by the files of the manifest.
+    """Replaces the files of a date in the table's Delta log with the files of the manifest.
 
     If the log already has exactly these files, nothing changes.
 
@@ -287,7 +287,7 @@ def _infrastructure_errors(table: str, dt: str) -> Iterator[None]:
         yield
     except (DeltaError, OSError) as error:
         raise InfrastructureError(
-            f"the Delta log of {table} cannot be brought up to date for dt={dt}: {error}",
+            f"the Delta log of {table} cannot be updated for dt={dt}: {error}",
             "the new files are published, but other tools still see the previous ones: check the object "
             "store, then rerun",
         ) from error

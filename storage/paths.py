@@ -37,7 +37,7 @@ comparisons/<name>/dt=…         comparison of models and settings (compare_mod
 list_changes/dt=…               comparison of the lists of a date with the last published lists; also
                                 written if lists exceed a limit, so that they are not published
 deliveries/dt=…                 the sinks to which the lists of a date were delivered
-checkpoints/<version>/          checkpoints of trainings in progress
+checkpoints/<version>/          checkpoints of training runs in progress
 runs/dt=…                       one run record for each attempt at a job (reporting/monitoring)
 spark-events/                   Spark's event logs, for Spark's history server
 erasures/                       records of erased users, and users.json: salted digests of their ids
@@ -115,7 +115,7 @@ class Partition:
 
     Attributes:
         dt: the ISO date.
-        path: the folder of the partition.
+        path: the path or URI of the folder of the partition, `<lake>/<table>/dt=…`.
         depth: number of levels from the folder that contains `_data` down to `path`; 2 for
             `<lake>/<table>/dt=…`.
         recorder: records when this partition is read or published. Equality and hash ignore it.
@@ -252,7 +252,7 @@ class LakePaths:
     def list_changes(self) -> Table:
         """Returns the location of the table with changes of lists, which score_daily writes.
 
-        It compares the lists of a date with the last lists that were published.
+        The table compares the lists of a date with the last lists that were published.
         """
         return self._table("list_changes")
 
@@ -260,7 +260,7 @@ class LakePaths:
     def deliveries(self) -> Table:
         """Returns the location of the table with deliveries, by the date of the lists.
 
-        It has the sinks to which deliver_recommendations delivered the lists.
+        The table names the sinks to which deliver_recommendations delivered the lists.
         """
         return self._table("deliveries")
 

@@ -77,7 +77,7 @@ def publish(
     split_column: str | None = None,
     grace_hours: float = 24.0,
 ) -> Manifest:
-    """Replaces one partition by `rows`.
+    """Replaces one partition with `rows`.
 
     With `sort_by`, rows are sorted over all files. With `expected_rows`, rows are distributed evenly over as
     few files as `row_group_rows` allows. Without `sort_by` and `expected_rows`, rows keep their order and
@@ -94,7 +94,7 @@ def publish(
         dropped: maps each reason for leaving out rows to the number of rows, for the manifest.
         facts: JSON values for readers of the manifest.
         rules: conditions on the statistics of the written files.
-        sort_by: the columns to sort by.
+        sort_by: the columns to sort by, in order of priority; empty if rows are not sorted.
         split_column: column with the split of each row. Each split gets its own files, and the split is the
             label of these files. The column itself is not written.
         grace_hours: files that no manifest lists are deleted if they are older than this number of hours.
@@ -148,7 +148,7 @@ def publish_files(
     rules: Rules | None = None,
     grace_hours: float = 24.0,
 ) -> Manifest:
-    """Verifies Parquet files of a partition, makes them durable, and replaces the partition by them.
+    """Verifies Parquet files of a partition, makes them durable, and replaces the partition with them.
 
     Args:
         partition: where to publish the files.
@@ -319,7 +319,8 @@ def rows_of(
     return rows.select(*columns) if columns is not None else rows
 
 
-# Hashes and compares files that Spark's JVM writes and reads. A task in Python does this itself.
+# The functions below hash and compare files that Spark's JVM writes and reads. Python tasks do this
+# themselves.
 
 
 def require_intact_for_spark(spark: SparkSession, paths: Sequence[str]) -> None:
@@ -353,7 +354,7 @@ def map_files(spark: SparkSession | None, function: Callable[[str], str], paths:
     return list(spark.sparkContext.parallelize(paths, tasks).map(function).collect())
 
 
-# Checks written files before they are published.
+# The code below checks written files before they are published.
 
 FINITE = (-FLOAT32_MAX, math.inf)  # the allowed range of a dense feature
 
@@ -434,7 +435,7 @@ def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
 
     Args:
         path: the file with the column, or the file from which the rows with the column were computed.
-        column: name of the column.
+        column: name of the column that contains the nulls.
         nulls, rows: number of nulls, and number of rows.
     """
     return DataError(
@@ -444,7 +445,7 @@ def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
     )
 
 
-# Reads footers of Parquet files: rows, row groups, columns and their statistics.
+# The functions below read footers of Parquet files: rows, row groups, columns and their statistics.
 
 Description = tuple[tuple[tuple[str, str], ...], int, int, tuple[int, ...], dict[str, tuple[int, Any, Any]]]
 
@@ -582,7 +583,7 @@ def publish_rows(
     rules: Rules | None = None,
     grace_hours: float = 24.0,
 ) -> Manifest:
-    """Replaces one partition by `rows`. A table and a frame with the same rows give the same partition.
+    """Replaces one partition with `rows`. A table and a frame with the same rows give the same partition.
 
     This process writes the rows of an Arrow table; Spark tasks write the rows of a frame. Rows are sorted
     over all files and distributed evenly over as few files as `row_group_rows` allows.

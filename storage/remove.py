@@ -91,7 +91,7 @@ def _has_files(partition: Partition) -> bool:
         return True
 
 
-# Deletes files of a table that no manifest lists, such as the files of killed jobs and of replaced dates.
+# The functions below delete files that no manifest lists, such as those of killed jobs and of replaced dates.
 
 
 def delete_leftovers(
@@ -109,7 +109,7 @@ def delete_leftovers(
     Args:
         partition: the partition.
         manifests: the manifests whose files stay.
-        grace_hours: hours.
+        grace_hours: for how many hours a file stays after a manifest last listed it.
         replaced: the manifest that was replaced just now, if any. The files of still earlier manifests were
             listed until `replaced` was published.
 
@@ -163,7 +163,7 @@ def delete_empty_folders(folder: str) -> None:
         files.delete_dir(inner)
 
 
-# Lists the files of a lake, and the files of each date of a table.
+# The code below lists the files of a lake, and the files of each date of a table.
 
 _DATED = re.compile(rf"({DATA}/)?((?!{DATA}/).+?)/dt=(\d{{4}}-\d\d-\d\d)/(.*)")
 

@@ -94,6 +94,6 @@ def require(config: Config, *sections: str) -> None:
     missing = [name for name in sections if getattr(config, name) is None]
     if missing:
         raise ConfigError(
-            f"this job needs the sections {missing} in the configuration",
+            f"this job needs the sections {missing}, which the configuration does not contain",
             "add these sections to the configuration file",
         )

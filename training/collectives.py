@@ -1,4 +1,4 @@
-"""The protocol of the collectives, the operations by which the ranks of a training communicate.
+"""The protocol of the collectives, the operations by which the ranks of a training run communicate.
 
 `training.launch.rank_main` implements this protocol with Horovod.
 """
@@ -15,8 +15,8 @@ from torch import Tensor
 from conf import errors
 from conf.errors import NightrankError
 
-# `start_all_to_all` returns such a function. It waits for the exchange, and returns what `all_to_all`
-# returns.
+# `start_all_to_all` returns a function of this type, which waits for the exchange and returns what
+# `all_to_all` returns.
 ReceivedRows = Callable[[], tuple[Tensor, list[int]]]
 
 
@@ -134,7 +134,8 @@ class _GatherVectors(torch.autograd.Function):
         return summed[ctx.own], None, None
 
 
-# Exchanges JSON values and errors between ranks. Every rank must make these calls in the same order.
+# The code below exchanges JSON values and errors between ranks. Every rank must make these calls in the same
+# order.
 
 
 def gather_json(collectives: Collectives, value: Any) -> list[Any]:

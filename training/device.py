@@ -12,7 +12,7 @@ from torch import Tensor
 
 from conf.errors import ConfigError
 
-# Chooses the device on which a process trains or scores.
+# The code below chooses the device on which a process trains or scores.
 
 
 def choose_device(
@@ -37,7 +37,7 @@ def choose_device(
     if index >= num_gpus:
         raise ConfigError(
             f"{setting}={wanted}: this process needs GPU {index}, but torch finds {num_gpus} GPUs here",
-            f"--set {setting}=cpu, or run under a Spark profile whose executors have GPUs, "
+            f"pass --set {setting}=cpu, or run under a Spark profile whose executors have GPUs, "
             "with at most one process for each GPU of a host",
         )
     return torch.device("cuda", index)
@@ -58,10 +58,10 @@ def side_stream(
 ) -> torch.cuda.Stream | None:
     """Returns the stream of this process on which a GPU works beside its main stream; None for a CPU.
 
-    Each purpose has one stream, which all threads share. torch uses freed memory again only on the stream for
-    which it was allocated, so the memory of a stream that is no longer used would be lost. Work of different
-    threads runs in the order in which it was queued. So an event that a thread records after its own work may
-    also wait for work of other threads, but never for too little.
+    Each purpose has one stream, which all threads share. With a new stream for each use, memory would be
+    lost: torch reuses freed memory only on the stream for which it was allocated. Work of different threads
+    runs in the order in which it was queued. So an event that a thread records after its own work also waits
+    for work that other threads have queued before.
     """
     return torch.cuda.Stream(device) if device.type == "cuda" else None
 

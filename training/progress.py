@@ -1,12 +1,12 @@
-"""Sends the progress of a training to the driver: rank 0 sends its history entries, and the driver listens.
+"""Sends the progress of training to the driver: rank 0 sends its history entries, and the driver listens.
 
     driver                              rank 0
     Listener(host) ── Channel ───────▶  Reporter(channel)
        show(entry)  ◀── JSON lines ───    (entry)
 
-This module must never cause a training to fail or wait. If an entry cannot be sent, it is dropped. If rank 0
-cannot reach the driver, it stops trying. A sender must first send the channel's token; otherwise the listener
-closes the connection. The listener has a bounded number of threads, and each waits a bounded time.
+This module must never cause a training run to fail or wait. If an entry cannot be sent, it is dropped. If
+rank 0 cannot reach the driver, it stops trying. A sender must first send the channel's token; otherwise the
+listener closes the connection. The listener has a bounded number of threads, and each waits a bounded time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Report = Callable[[Mapping[str, Any]], None]
 _TIMEOUT_S = 5.0
 _LONGEST_LINE_BYTES = 64 * 1024
 _MAX_WAITING_ENTRIES = 256
-# Besides rank 0, former ranks 0 whose machines were lost and unknown senders may hold connections.
+# The connections may be those of rank 0, of former ranks 0 whose machines were lost, and of unknown senders.
 _MAX_CONNECTIONS = 16
 # A sender that has no entries sends an empty line this often. So the listener can detect and close lost
 # connections.

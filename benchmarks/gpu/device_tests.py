@@ -4,8 +4,8 @@
 
 The tests are those of tests/training that use a GPU if there is one. They run without the fixtures of
 tests/conftest.py, so they need only torch, Triton, pytest and hypothesis, and no Spark. The ratio `passed` is the
-share of the tests that passed, without those that were skipped. Without a GPU, only the tests run that need
-one, so all are skipped.
+share of the tests that passed, without those that were skipped. Without a GPU, the script selects
+only tests that need one, so all tests are skipped.
 
 Exit codes: 0 no test failed, 1 a test failed or could not be imported.
 """

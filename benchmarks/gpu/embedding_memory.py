@@ -4,8 +4,8 @@
 
 With `train.embedding_memory: auto`, the frequent rows of tables are in the GPU's memory, and the others in pinned
 host memory, which kernels read and write over the bus. The script gives the 26 tables of Criteo's terabyte log (15.6 GiB)
-room for only a part of their rows on the device, chosen as a training chooses them: by counts of ids, here those of
-batches that are not measured. Ids are drawn from a power law with exponent 1.45 (benchmarks/criteo_shapes.py).
+room for only a part of their rows on the device, chosen as a training run chooses them: by the counts of ids, which come
+here from batches that are not measured. Ids are drawn from a power law with exponent 1.45 (benchmarks/criteo_shapes.py).
 Figures per share of the rows on the device:
 
 * forward: milliseconds of a lookup of 65,536 rows;
@@ -17,7 +17,7 @@ Figures per share of the rows on the device:
 The peers have the same rows, ids and gradients, and all rows in host memory:
 
 * `fbgemm_…`: FBGEMM's `SplitTableBatchedEmbeddingBagsCodegen` with `EmbeddingLocation.MANAGED_CACHING`, and a cache on the
-  device with room for the same share of the rows. It needs fbgemm-gpu (fbgemm.py); without it, it is left out.
+  device with room for the same share of the rows. Without the package fbgemm-gpu (fbgemm.py), this peer is left out.
 * `host`: torch on the CPU looks up the rows and updates them; vectors and gradients are copied.
 
 A ratio is the time of the peer's step divided by that of ours. `device_over_…` is the time of our step with all rows on

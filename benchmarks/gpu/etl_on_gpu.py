@@ -1,4 +1,4 @@
-"""Measures what a row more costs build_features with workflow.device=cuda, compared with workflow.device=cpu.
+"""Measures how long build_features takes for each additional row, with workflow.device=cuda and with cpu.
 
     .venv/bin/python benchmarks/gpu/etl_on_gpu.py [--quick]
 

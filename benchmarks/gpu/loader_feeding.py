@@ -45,7 +45,7 @@ from training.data.sharding import DataFile, plan_shards, shards_of_rank
 AIM = 0.95
 _FILES, _GROUP_ROWS = 128, 131_072
 _TINY_FILES, _TINY_ROWS = 20, 32
-# More epochs than a measurement consumes, so that it does not run dry. Tiny files get fewer, because the
+# More epochs than a measurement consumes, so that the loader always has batches. Tiny files get fewer, because the
 # reader would decode thousands of them ahead.
 _EPOCHS, _TINY_EPOCHS = 10_000, 2
 _COMPARED = 6  # batches; more than a pool has
@@ -100,7 +100,7 @@ def measure(setting: Setting) -> dict[str, float]:
         """Returns the seconds in which all measured batches are read.
 
         The first batches are not measured, because they were read in advance. If `takes` is true, each batch
-        goes through the training step. As in a training, pools are made ahead of time.
+        goes through the training step. As in a training run, pools are made ahead of time.
         """
         with Prefetch(loader.batches(epochs)) as prefetch:
             coming = full_batches(iter(prefetch), setting.batch)

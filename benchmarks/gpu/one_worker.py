@@ -17,7 +17,7 @@ from pathlib import Path
 
 _START_S, _STOP_S = 60.0, 20.0
 _HOST = "127.0.0.1"
-# For JVMs that run for seconds: what the second compiler costs would never be gained back.
+# For JVMs that run only for seconds, in which the second compiler would cost more time than it saves.
 FEW_COMPILATIONS = "-XX:TieredStopAtLevel=1"
 
 

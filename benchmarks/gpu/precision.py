@@ -121,7 +121,7 @@ class Log:
 
 
 def held_out(log: Log, rows: int) -> list[tuple[Batch, Tensor]]:
-    """Returns batches that no training uses."""
+    """Returns batches that are not used for training."""
     return [log.draw(rows, 1_000_000 + number) for number in range(8)]
 
 

@@ -1,10 +1,10 @@
-"""Shows which GPU kernels the time of a training step of DLRM goes to.
+"""Shows how the time of a training step of DLRM is divided among GPU kernels.
 
     .venv/bin/python benchmarks/gpu/profile_step.py [--quick]
 
 Each contender of training_step.py runs some steps under torch.profiler. For each kernel, the script prints
-milliseconds per step and the number of launches per step. `busy` is the time in which a kernel runs; the rest
-of a step's time, the GPU waits for the CPU. Kernels are named as the profiler names them. Without a GPU, shapes
+milliseconds per step and the number of launches per step. `busy` is the time in which a kernel runs. In the
+rest of a step's time, the GPU waits for the CPU. Kernels are named as the profiler names them. Without a GPU, shapes
 are tiny and nothing is measured.
 """
 

@@ -8,8 +8,8 @@ write in the GPU's memory, and its floating-point operations. The least time of 
     bytes / memory bandwidth    and    operations / rate of bf16 products
 
 (Williams, Waterman and Patterson 2009, "Roofline", Communications of the ACM 52(4)). Parts run one after the
-other, so the least time of a step is the sum. Vectors and their gradients are bf16. No program is faster; caches are not taken into account, except
-that a row which a batch looks up several times is read and written only once by the optimizer.
+other, so the least time of a step is the sum. Vectors and their gradients are bf16. The bound ignores caches, with one
+exception: the optimizer reads and writes a row only once, even if a batch looks it up several times.
 
 The network and the batches are those of training_step.py. For the A100, the published rates show which share of
 the bound a good program reaches. The ratio `aim` is the bound on an H200 divided by our target of 12 million
@@ -106,7 +106,7 @@ def parts_of(network: Network, batch: int, distinct: float) -> dict[str, Part]:
     Args:
         network: the network.
         batch: rows of a batch.
-        distinct: the share of a batch's lookups that are the first ones of their row.
+        distinct: the share of a batch's lookups that are the first lookup of a row in the batch.
     """
     lookups, dim = network.features, network.dim
     vectors = lookups * dim
@@ -122,7 +122,7 @@ def parts_of(network: Network, batch: int, distinct: float) -> dict[str, Part]:
         "update of rows": Part(lookups * (4 + 8) + vectors * _HALF + lookups * distinct * 2 * row),
         "MLPs, forward": _forward(network),
         "MLPs, backward": _backward(network),
-        # Weights, two moments and gradient are read; weights and moments are written; the cast to bf16.
+        # Weights, two moments and gradients are read; weights and moments are written, and weights are cast to bf16.
         "dense optimizer": Part(network.dense_weights * (7 * _FULL + _FULL + _HALF) / batch),
     }
 
@@ -132,7 +132,10 @@ def _layers(network: Network) -> list[tuple[int, int]]:
 
 
 def _forward(network: Network) -> Part:
-    """Reads a layer's input and writes its output; the ReLU and the bias are part of the product."""
+    """Returns the forward pass of both MLPs.
+
+    Each layer reads its input and writes its output. The bias and the ReLU cost no further bytes or operations.
+    """
     layers = _layers(network)
     return Part(
         sum((inputs + outputs) * _HALF for inputs, outputs in layers),
@@ -141,9 +144,10 @@ def _forward(network: Network) -> Part:
 
 
 def _backward(network: Network) -> Part:
-    """Products for the gradient of the input and of the weights.
+    """Returns the backward pass of both MLPs.
 
-    For each of them the gradient of the output is read. The bottom MLP's input needs no gradient.
+    Each layer computes two products: the gradient of its input, and that of its weights. Both read the gradient
+    of its output. The bottom MLP's input needs no gradient.
     """
     layers = _layers(network)
     first = network.bottom[0] * network.bottom[1]
@@ -154,7 +158,7 @@ def _backward(network: Network) -> Part:
 
 
 def distinct_share(batch: int, cardinalities: Sequence[int]) -> float:
-    """Returns the share of a random batch's lookups that are the first ones of their row."""
+    """Returns the share of a random batch's lookups that are the first lookup of a row in the batch."""
     ids = draw_ids(batch, cardinalities, torch.Generator().manual_seed(0))
     return sum(len(column.unique()) for column in ids.T) / ids.numel()
 
@@ -176,9 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for storage, name in ((_FULL, "fp32"), (_HALF, "bf16")):
         network = Network.of(settings, len(CARDINALITIES), NUM_DENSE, storage)
         parts = parts_of(network, batch, distinct)
-        print(
-            f"\nTables in {name}, batch {batch:,}: {distinct:.0%} of the lookups are the first ones of their row\n"
-        )
+        print(f"\nTables in {name}, batch {batch:,}: {distinct:.0%} of the lookups are the first of a row\n")
         _print(parts)
         bounds |= {f"{gpu}, tables in {name}": samples_per_s(parts, figures) for gpu, figures in GPUS.items()}
         ours[f"parts_{name}"] = {

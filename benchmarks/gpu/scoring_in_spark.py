@@ -11,8 +11,8 @@ The model has the shapes of Criteo's terabyte log, but tables of at most a milli
 The features are 64 row groups of 262,144 rows, and each of them is read and scored four times, so the task
 has 67 million rows. The ratio `of_one_process` is the rate of `in_spark` divided by that of `one_process`; our
 target is 0.8. `pipeline_of_one_process` is the same for `pipeline`, and `of_aim` is the rate of `in_spark`
-divided by 30 million rows/s. Without a GPU, shapes are tiny, tasks take the road of a CPU, and nothing is
-measured.
+divided by 30 million rows/s. Without a GPU, shapes are tiny, tasks use the code for CPUs, and nothing
+is measured.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def pipeline(
 
 
 def rates_of(run: Callable[[], None], rows: int, turns: int) -> dict[str, float]:
-    """Returns the rows per second of some runs. The first run is not timed: it starts and loads things."""
+    """Returns the rows per second of some runs. The first run is not timed, because it also loads the model."""
     run()
     rates = []
     for _ in range(max(turns, 2)):

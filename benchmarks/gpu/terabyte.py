@@ -1,11 +1,11 @@
-"""Measures what a row more costs build_features on all cores of a machine, and so what a terabyte would take.
+"""Measures how long build_features takes for each additional row, and predicts the time for a terabyte log.
 
     .venv/bin/python benchmarks/gpu/terabyte.py [--quick]
 
-A run has costs that do not depend on the number of rows: the start, planning and manifests. A log of seconds consists
-mostly of them, so its time must not be multiplied. The script runs the job on a log of 16 million rows in Criteo's
-layout and on one of 64 million, whose days are those of the first, each four times. The difference of the times
-divided by the difference of the rows is the time of a row. `terabyte_minutes` is this time multiplied by 4.11 billion
+A run has costs that do not depend on the number of rows: the start, planning and manifests. The time of a small log
+consists mostly of these costs, so it must not be multiplied. On all cores of the machine, the script runs the job on a
+log of 16 million rows in Criteo's layout and on one of 64 million, in which each day has the rows of the first log's
+day four times. The difference of the times divided by the difference of the rows is the time of a row. `terabyte_minutes` is this time multiplied by 4.11 billion
 rows, the size of Criteo's terabyte log: a prediction, in which vocabularies do not grow with the log. The ratio
 `of_naive` is the time that the smaller log alone would predict, divided by `terabyte_minutes`. On a machine without a
 GPU, logs are tiny and nothing is measured.

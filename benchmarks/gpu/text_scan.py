@@ -4,7 +4,7 @@
 
 The text is a block of 64 MiB of a log in Criteo's layout, as a task reads it. First, the result is compared with that
 of the compiled scanner: lines, rows, reasons, dictionaries, codes and counts must be equal. Then whole scans are timed.
-At last, a scan is timed stage by stage, and the device is waited for after each stage. So the stages together take
+Finally, a scan is timed stage by stage. The script waits for the device after each stage, so the stages together take
 longer than a whole scan:
 
     upload         copy of the text to the device

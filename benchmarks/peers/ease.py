@@ -2,7 +2,8 @@
 
 Source: Steck 2019, "Embarrassingly Shallow Autoencoders for Sparse Data". EASE finds the matrix B that
 minimises ||X - X B||² + λ ||B||², where the diagonal of B is zero. Each row of X belongs to a user. Its
-element is 1 for each item that the user has, otherwise 0. With P = (XᵀX + λ I)⁻¹, the solution is B_ij = -P_ij / P_jj for i ≠ j (equation 8 of the paper).
+element is 1 for each item that the user chose, otherwise 0. With P = (XᵀX + λ I)⁻¹, the solution is
+B_ij = -P_ij / P_jj for i ≠ j (equation 8 of the paper).
 """
 
 from __future__ import annotations

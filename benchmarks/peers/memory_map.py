@@ -3,8 +3,8 @@
 This loader does not have to read Parquet. The setting `by` has three values:
 
 * `row`: the rows of a batch are copied in the order of a random permutation of all rows.
-* `batch`: slices of the files are copied in random order. The rows within a slice are not shuffled.
-* `copy`: the slices are copied in order, into memory that is reused. No loader can be faster than this copy.
+* `batch`: ranges of rows are copied in random order. The rows within a range are not shuffled.
+* `copy`: the ranges are copied in order, into memory that is reused. No loader can be faster than this copy.
 """
 
 from __future__ import annotations

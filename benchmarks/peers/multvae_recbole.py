@@ -1,8 +1,8 @@
 """Mult-VAE, a variational autoencoder with a multinomial likelihood, as the library RecBole implements it.
 
 Source: Liang et al. 2018, "Variational Autoencoders for Collaborative Filtering". The encoder and the decoder have one hidden
-layer with tanh. The input of a user are the items that the user chose; the output are scores of all items. A model is trained
-on the choices of the train split; at the test, the input also holds the validation item.
+layer with tanh. For each user, the input is the set of chosen items, and the output is a score for each item. A model is
+trained on the choices of the train split. For the test, the input also contains the validation item.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/peers/neural_models.py FOLDER --seeds N --k K --torch FOLDER [--models NAME …] [--quick]
 
 benchmarks/lists.py writes the choices of the task into FOLDER, and this script adds lists.npz. The validation NDCG is measured
-after each epoch. A training ends after 50 epochs, or when the NDCG has not risen for 5 epochs; the weights of the best epoch
+after each epoch. Training ends after 50 epochs, or when the NDCG has not risen for 5 epochs; the weights of the best epoch
 are kept. The setting with the best NDCG makes the lists of the test. With more than 100,000 choices in the train split, only the
-first settings of each grid are tried, because a training takes long; the JSON object says why a model was not trained at all.
+first settings of each grid are tried, because training takes long; the JSON object says why a model was not trained at all.
 --torch is the folder of the package torch.
 """
 

@@ -1,8 +1,8 @@
 """Reads and encodes the log of benchmarks/peers/plain_run.py.
 
-Every column of a file is read as a dictionary: the distinct texts of the file, and one code per row. All work
-on texts (checks, conversion to integers, log1p, vocabularies) is done once per distinct text, and rows are then
-looked up by their codes. Files are read in parallel, one thread per core.
+Every column of a file is read as a dictionary: the distinct strings of the file, and one code per row. All
+work on strings (checks, conversion to integers, log1p, vocabularies) is done once per distinct string. The values
+of rows are then looked up by their codes. Files are read in parallel, one thread per core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A night of MovieLens 100k without Nightrank: one process with pandas, NumPy and torch.
+"""A nightly run on MovieLens 100k without Nightrank: one process with pandas, NumPy and torch.
 
     python -m benchmarks.peers.plain_movielens --data FOLDER --out FOLDER [--epochs N] [--threads N]
 

@@ -15,7 +15,7 @@ from benchmarks.list_measures import Lists, Matrix
 
 ITEM = "item"
 USERS_PER_BATCH = 128
-# More items than this: the cross-entropy is over the chosen item and items that are drawn with equal probabilities.
+# If there are more items, the cross-entropy is over the chosen item and items drawn with equal probabilities.
 FULL_SOFTMAX_ITEMS = 5_000
 DRAWN_ITEMS = 256
 

@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 
 from benchmarks.list_measures import Matrix
 
-# A fit of each item's weights reads the columns of all items: 12,000 items of Amazon Beauty would take hours per setting.
+# Fitting the weights of one item reads the columns of all items, so 12,000 items of Amazon Beauty would take hours per setting.
 MOST_ITEMS = 5_000
 
 
@@ -36,7 +36,7 @@ class _Data:
 
 
 class SLIM:
-    """A model, which one epoch fits.
+    """A model, which is fitted in one epoch.
 
     Args:
         train: (U, I), 1 where the user chose the item in the train split.

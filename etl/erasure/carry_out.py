@@ -72,16 +72,16 @@ class Record:
         run_date: the run date of the job.
         through: a day. When jobs read the raw logs of this day and of earlier days, they leave out the users'
             rows. It is the run date, or the last day with rows of the users in the lake if that day is later.
-        users: the salted digests of the users.
+        users: the salted digests of the users' ids.
         status: whether the erasure is complete.
         started_at, completed_at: times in UTC.
-        tables: the rows removed from each partition.
+        tables: the number of rows removed or changed in each partition.
         digests: maps old digests of partitions to new digests; empty when the erasure is complete.
         files_deleted: number of deleted data files, which no manifest listed.
         sinks: for each sink: name, kind, number of removed rows, and a remark.
-        remains: the data that may still contain ids of the users, or weights learned from their rows, by
-            kind: raw files, models, texts.
-        notes: sentences for the reader.
+        remains: the data that may still contain ids of the users, or weights learned from their rows. The
+            keys are `raw_files`, `models` and `texts` (run records, reports and logs).
+        notes: explanations of `remains`, and the remarks of sinks.
     """
 
     run_date: str
@@ -109,7 +109,7 @@ class Record:
 
 
 def planned(record: Record, plan: ErasurePlan) -> Record:
-    """Returns the record, to which the changes of a plan are added.
+    """Returns the record with the changes of a plan added to it.
 
     The changes that an earlier, killed attempt listed stay in the record. If the record is complete, the
     changes of the new plan are appended to the changes in the record.
@@ -175,10 +175,10 @@ def _parsed(values: Mapping[str, Any]) -> Record:
     return Record(**{**values, "tables": tables, **sequences})
 
 
-# Finds data that the erasure does not change, but that may contain ids or weights of the users: raw files,
-# models, and text files such as logs and reports.
+# The functions below find data that the erasure does not change, but that may contain ids of the users or
+# weights learned from their rows: raw files, models, and text files such as logs and reports.
 
-# Ids with fewer characters are not searched, because they would match unrelated numbers.
+# Text files are not searched for shorter ids, because these would match unrelated numbers.
 SHORTEST_ID = 6
 _TEXT_FOLDERS = ("runs", "reports", "logs")
 
@@ -200,7 +200,7 @@ def raw_files(config: Config, plan: ErasurePlan) -> list[str]:
 def texts_with_ids(lake: LakePaths, users: UsersToErase) -> list[str]:
     """Returns the run records, reports and logs that contain the id of a user as a whole word.
 
-    Ids of fewer than SHORTEST_ID characters are not searched. Ids are also found in the escaped form that
+    Ids of fewer than SHORTEST_ID characters are not searched for. Ids are also found in the escaped form that
     reports (HTML) and run records (JSON) contain.
     """
     long_ids = {user for user in users.ids | users.of_lists if len(user) >= SHORTEST_ID}
@@ -239,12 +239,12 @@ def _bytes(lake: LakePaths, path: str) -> bytes:
         return bytes(source.read())
 
 
-# Carries out a planned erasure: rewrites files, publishes partitions, and deletes the old files.
+# The code below carries out a planned erasure: it rewrites files, publishes partitions and deletes old files.
 
 log = logging.getLogger("nightrank.erase")
 
-# Tables with ids of users, whose old files this module deletes. Old files of any other table are deleted by
-# the job that writes the table.
+# Tables that may contain ids of users. This module deletes their old files. Old files of any other table are
+# deleted by the job that writes the table.
 _WITH_USERS = frozenset(
     {
         *(*COMPUTED_AGAIN, FEATURES, SCORES, QUARANTINE, WORKFLOW, PROFILES),
@@ -258,7 +258,8 @@ _KEEP_ALL_HOURS = 24.0 * 365
 def carry_out(lake: LakePaths, plan: ErasurePlan) -> int:
     """Publishes all changed partitions of a plan.
 
-    After publishing a partition, deletes its old files at once. Returns the number of deleted files.
+    The old files of each partition are deleted right after the partition is published. Returns the number of
+    deleted files.
 
     Raises:
         DataError: a file is damaged.

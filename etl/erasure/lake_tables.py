@@ -57,7 +57,7 @@ class PublishedPartition:
     def version(self) -> str:
         """Returns the second part of the name of the table, such as a workflow version.
 
-        Empty if there is no second part.
+        The result is empty if there is no second part.
         """
         return self.partition.table.partition("/")[2].split("/")[0]
 
@@ -114,7 +114,7 @@ def read_unrecorded(partition: Partition) -> Manifest:
     return load_manifest(partition)
 
 
-# Finds the rows of a table that belong to a user, and the rows that remain.
+# The code below finds the rows of a table that belong to a user, and the rows that remain.
 
 USER_ID = "user_id"
 FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
@@ -129,7 +129,7 @@ FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
 # The next run computes these tables again from the raw log, without the erased users. Removing the users' ids
 # would not be enough, because the value counts of all other columns also include the users' rows.
 COMPUTED_AGAIN = (TYPED, PREPARED, VALUE_COUNTS)
-# These tables also have users of the table `users` who have no row in the log.
+# These tables also contain users who are in the table `users`, but have no row in the log.
 OF_LISTS = ("users", "candidates", "recommendations")
 _FEATURES_DT = "features_dt"
 _COUNTED = {"column", "value"}
@@ -141,14 +141,15 @@ class UsersToErase:
     """The users to erase.
 
     Attributes:
-        ids: the ids of the users, as texts.
+        ids: the ids of the users, as strings.
         digests: the salted digests of the same ids.
         column: the raw column with the id of the user.
         fields: finds ids in rejected lines of the log.
         in_json: whether the quarantine stores rows as JSON, as it does for Parquet logs.
-        by_integer: name of the table with the copied rows of `users`, if ids in it are compared with those of
-            the log as integers; otherwise empty.
-        of_lists: other ids under which the lake has lists and features of the same users (plan.py).
+        by_integer: name of the lake's table with the copied rows of the table `users`, if ids of this table
+            and of the log are compared as integers; otherwise empty.
+        of_lists: other ids under which lists and features of the same users are stored
+            (plan.with_ids_of_lists).
     """
 
     ids: frozenset[str]
@@ -164,7 +165,7 @@ class UsersToErase:
         """Returns the users to erase. The section `keys` of the configuration must be set.
 
         Args:
-            ids: the ids of the users, as texts.
+            ids: the ids of the users, as strings.
             salt: the salt of the lake.
             digest: function that returns the salted digest of an id.
             config: the configuration, with the names of the raw log's columns.
@@ -190,11 +191,11 @@ class UsersToErase:
 
     @property
     def integers(self) -> frozenset[str]:
-        """Returns the ids that are integers, as other tables have them: `7` for `00007`."""
+        """Returns the ids that are integers, without leading zeros: `7` for `00007`."""
         return frozenset(number for user in self.ids if (number := integer_text(user)) is not None)
 
     def have_integers(self, texts: pa.ChunkedArray) -> np.ndarray:
-        """Returns which of n texts are the same integer as the id of one of the users: (n,) bool."""
+        """Returns which of n strings are the same integer as the id of one of the users: (n,) bool."""
         known = self.integers
         values = texts.to_pylist()
         return np.array([text is not None and integer_text(text) in known for text in values], bool)
@@ -202,15 +203,15 @@ class UsersToErase:
 
 @dataclass(frozen=True)
 class TableRule:
-    """Finds the rows of users in a table.
+    """A rule that finds the rows of users in a table.
 
     Attributes:
         columns: the columns that `matches` reads. The plan of the erasure contains the users' rows with these
             columns.
         matches: function that takes n rows with these columns, and returns which rows belong to users: (n,)
             bool.
-        keeps_rows: whether the users' rows stay in the table, as in vocabularies. In the column `value` of
-            these rows, a text that is no valid id (`tombstones`) then replaces the user's id.
+        keeps_rows: whether the users' rows stay in the table, as in vocabularies. If so, a string that is not
+            a valid id (`tombstones`) replaces the user's id in the column `value`.
     """
 
     columns: tuple[str, ...]
@@ -287,7 +288,8 @@ def _has_key(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
 def _has_stored_id(users: UsersToErase, name: str, as_integers: bool, rows: pa.Table) -> np.ndarray:
     """Returns, for each row, whether its column `name` is the id of one of the users: (n,) bool.
 
-    The column may have any type that readers accept for ids. If `as_integers`, 7 is also the id `00007`.
+    The column may have any type that readers accept for ids. If `as_integers` is true, ids are also compared
+    as integers: 7 is then the id `00007`.
     """
     values = rows[name]
     if pa.types.is_floating(values.type):
@@ -322,11 +324,11 @@ def _has_part(users: UsersToErase, positions: frozenset[int], rows: pa.Table) ->
     return np.array([key_has_user(key, users.ids, positions) for key in rows[KEY].to_pylist()], bool)
 
 
-# Finds the tables and vocabularies of a workflow version that contain the ids of users.
+# The code below finds the tables and vocabularies of a workflow version that contain the ids of users.
 #
 # A vocabulary keeps the row of an erased value, so no id of the vocabulary changes. Only the value in this
-# row is replaced, by a text with a control character. etl/raw/row_rules.py rejects rows with such a text as
-# an id, so no user of a log can have this text as an id. If an erased user returns with the same id, this id
+# row is replaced, by a string with a control character. etl/raw/row_rules.py rejects rows whose id is such a
+# string, so no user of a log can have it as an id. If an erased user returns with the same id, this id
 # is unknown until the next extension of the workflow gives it a new vocabulary id.
 
 
@@ -385,7 +387,7 @@ def key_has_user(key: str, users: frozenset[str], positions: frozenset[int]) -> 
 
 
 def tombstones(ids: pa.ChunkedArray) -> pa.Array:
-    """Returns the texts that replace the values with n ids (int32) of a vocabulary: (n,) string."""
+    """Returns the strings that replace the erased values of n vocabulary ids (int32): (n,) string."""
     texts = ids.combine_chunks().cast(pa.string())
     return pc.binary_join_element_wise(pa.scalar(SEPARATOR + "erased"), texts, ":")
 
@@ -393,7 +395,8 @@ def tombstones(ids: pa.ChunkedArray) -> pa.Array:
 def refresh_workflow(lake: LakePaths, version: str, tables: UserTables) -> None:
     """Updates the numbers of rows in workflow.json after rows of a version's tables have been removed.
 
-    The numbers are the sizes of the tables, and the numbers of rare values in the vocabularies of user ids.
+    These are the number of rows of each table, and the numbers of rare values and of their occurrences in
+    each vocabulary of user ids.
     """
     stored = read_version(lake, version)
     changed = {**stored, "tables": dict(stored["tables"]), "vocabularies": dict(stored["vocabularies"])}

@@ -116,7 +116,7 @@ class ErasurePlan:
 def plan_erasure(
     lake: LakePaths, config: Config, users: UsersToErase, known: Mapping[str, str]
 ) -> ErasurePlan:
-    """Reads the key columns of all tables, and plans the erasure. Does not change the lake.
+    """Reads the key columns of all tables, and plans the erasure. The lake stays unchanged.
 
     Args:
         lake: data lake whose tables are read.
@@ -166,10 +166,11 @@ def plan_erasure(
 
 
 def with_ids_of_lists(lake: LakePaths, config: Config, users: UsersToErase) -> UsersToErase:
-    """Adds the ids under which the lake has lists of the users if the log has no rows of them.
+    """Returns the users, with the other ids under which lists of these users are stored.
 
-    If the log has texts and the table `users` integers, such a list of the user `00007` has the id 7. The
-    list belongs to another user if the log also has rows of the user 7.
+    If ids are strings in the log and integers in the table `users`, a list of the user `00007` may be stored
+    under the id 7. But if the log has rows of a user 7, this list belongs to that user. The id 7 is then not
+    added.
 
     Raises:
         DataError: a manifest or a file is damaged.
@@ -213,10 +214,10 @@ def _is_computed_again(
 ) -> bool:
     """Returns whether the next run must compute a partition again.
 
-    This is true for typed and prepared rows of the users. It is also true for value counts and profiles that
-    were computed from rows of the users, or perhaps were (`_unknown_days`), even if they contain no id of a
-    user: a fit must count exactly the rows that it reads. With the value counts of a day, the next run also
-    computes the quarantine again.
+    This is true for partitions of typed or prepared rows that contain rows of the users. It is also true for
+    the value counts and profiles of days that have rows of the users, or may have some (`_unknown_days`).
+    They may contain no id of a user, but a fit must count exactly the rows that it reads. When the next run
+    computes the value counts of a day, it also computes the day's quarantine again.
     """
     day = _day_of(published)
     if published.kind == PROFILES:
@@ -234,8 +235,8 @@ def _day_of(published: PublishedPartition) -> tuple[str, str]:
 def _unknown_days(partitions: Sequence[PublishedPartition]) -> frozenset[tuple[str, str]]:
     """Returns (day, digest of the raw log) for each scanned day that has neither feature nor prepared rows.
 
-    No table says how many rows of such a day belong to the users. For example, only check_quality has read
-    the day.
+    No table says how many rows of such a day belong to the users. A day is in this state if, for example,
+    only check_quality has read it.
     """
     scanned = {_day_of(one) for one in partitions if one.kind in (VALUE_COUNTS, PROFILES)}
     with_rows = {_day_of(one) for one in partitions if one.kind in (FEATURES, PREPARED)}
@@ -250,7 +251,7 @@ def _prepared_days(rows: Mapping[str, UserRows]) -> set[tuple[str, str]]:
 def _logged_rows(matched: UserRows, config: Config) -> int:
     """Returns how many of the users' rows in a partition come from the log.
 
-    The others are drawn negatives.
+    The other rows are drawn negatives.
     """
     of_log_only = "negatives" not in matched.published.manifest.inputs
     if matched.published.kind != FEATURES or of_log_only or config.negatives is None:
@@ -344,7 +345,7 @@ def _with_fewer_rows(manifest: Manifest, matched: UserRows, logged: int) -> Mani
 def _dropped(dropped: Mapping[str, int], matched: UserRows | None, unused: int) -> dict[str, int]:
     """Returns the number of rejected rows by reason.
 
-    Both the quarantined and the accepted rows of the users count under the reason ERASED.
+    Both the quarantined and the accepted rows of the users are counted under the reason ERASED.
     """
     counts = Counter(dropped)
     reasons = matched.rows["reason"].to_pylist() if matched else []
@@ -403,7 +404,7 @@ def _is_of(entry: Any, column: str) -> bool:
 
 
 def _hidden(value: Any, ids: frozenset[str]) -> Any:
-    """Returns a JSON value in which a placeholder replaces each text that is one of the ids."""
+    """Returns a JSON value in which a placeholder replaces each string that is one of the ids."""
     if isinstance(value, Mapping):
         return {key: _hidden(inner, ids) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -433,8 +434,8 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
     return replace(manifest, facts=facts)
 
 
-# Keeps digests consistent. A partition whose rows are removed gets a new digest. Other partitions still refer
-# to its old digest.
+# The code below keeps digests consistent. A partition whose rows are removed gets a new digest. Other
+# partitions still refer to its old digest.
 #
 # The digest of a partition depends on its number of rows and on its inputs. An input is the digest of another
 # partition, of several combined partitions, or of a dataset. After an erasure, all inputs must be the new
@@ -442,7 +443,7 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
 # a feature partition with an old digest.
 
 DATASETS, LAST_CLICKS = "datasets", "last_clicks"
-_MAX_PASSES = 50  # above the length of any chain in which each partition is an input of the next
+_MAX_PASSES = 50  # exceeds the length of any chain in which each partition is an input of the next
 Clicks = Mapping[tuple[str, str, str | None], int]
 
 

@@ -161,7 +161,7 @@ class BlockStatistics:
         day = self._training.days[-1]
         table = self._training.read_table(self._plan.config, source, key, "join_external", day)
         if not isinstance(table, pa.Table):
-            raise ValueError("internal error, please report: blocks are joined with tables")
+            raise ValueError("internal error, please report: a fit on blocks got a Spark frame, not a table")
         keys = text_array(_decoded(table[key]))
         columns = {
             name: _decoded(table[name]).cast(VALUE_TYPES[kind])
@@ -217,7 +217,7 @@ def _delete(paths: Sequence[str]) -> None:
         file_io.delete_if_present(path)
 
 
-# Computes statistics of the training days from their value counts, without reading rows.
+# The code below computes statistics of the training days from their value counts, without reading rows.
 
 
 def derived_from_raw(request: ChainRequest, step: Step) -> DerivedColumn:

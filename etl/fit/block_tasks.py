@@ -288,8 +288,8 @@ def _merge_task(tasks: tuple[_MergeTask, ...], row_group_rows: int, index: int) 
             raise InfrastructureError(
                 "two passes over the training rows returned different groups for the operator "
                 f"{operator.name}",
-                "rerun the job when no other job writes to its training days; if the error stays, "
-                "this is an internal error, please report",
+                "rerun the job when no other job writes to its training days; if the error occurs again, "
+                "report it as an internal error",
             )
         squares = merged[1].sums if merged else operator.group_squares(_NO_ROWS, operator.group_means(parts))
         parts = replace(parts, sums={**parts.sums, **squares})
@@ -393,7 +393,8 @@ def _squares_task(
     )
 
 
-# Reads blocks of training rows, and computes the inputs of the steps that need statistics.
+# The classes and functions below read blocks of training rows, and compute the inputs of each step that needs
+# statistics.
 
 
 @dataclass(frozen=True)
@@ -468,7 +469,10 @@ class StepValues:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Returns numeric raw columns of a batch (GroupedRows.numbers). Converts each column only once."""
+    """A function (GroupedRows.numbers) that returns numeric raw columns of a batch.
+
+    Each column is converted only once.
+    """
 
     columns: Mapping[str, pa.Array]
 
@@ -515,8 +519,8 @@ def counted_texts(values: RowValues) -> tuple[pa.Array, np.ndarray, int]:
     """Counts the values of a column, or the elements of its lists.
 
     Returns:
-        (texts, counts, nulls): k texts without null, their counts (k,), and the number of nulls. A text may
-            occur more than once in the result. Numbers can be parsed back exactly; -0.0 is counted as 0.0.
+        (texts, counts, nulls): k non-null values as strings, their counts (k,), and the number of nulls. A
+            string may occur more than once. Numbers can be parsed back exactly; -0.0 is counted as 0.0.
     """
     distinct, counts = values.counts()
     if pa.types.is_floating(distinct.type):

@@ -59,8 +59,8 @@ def fit_frame(
 ) -> LocalWorkflow:
     """Returns a workflow that is fitted on all rows of a table. Its tables are in memory.
 
-    The fitted values equal those of build_features for one training day with these rows, if `row_id` is the
-    position of a row. The version of the workflow is a digest of the features and of all fitted values.
+    The fitted values equal those of build_features for one training day with these rows, if the `row_id` of
+    a row is its position. The version of the workflow is a digest of the features and of all fitted values.
 
     Args:
         rows: a table with the columns of `columns_of`. The table may lack the column with the label.
@@ -125,7 +125,7 @@ def _require_fit(operators: Sequence[Operator]) -> None:
         )
 
 
-# Computes statistics of training rows that are in the memory of this process, without Spark.
+# The classes below compute statistics of training rows that are in the memory of this process, without Spark.
 
 # The day of all rows, in days since 1970-01-01. All rows of a frame belong to this day, because frames have
 # no days.
@@ -238,7 +238,7 @@ class FrameStatistics:
                 yield _Inputs(request, step, tuple(decoded(values[name].plain) for name in step.inputs))
 
     def _measure(self, inputs: _Inputs) -> Statistics:
-        """Computes the statistics that a step needs, for steps that need no vocabulary."""
+        """Computes the statistics of a step that needs no vocabulary."""
         operator, kind = inputs.operator, inputs.request.types[inputs.step.inputs[0]]
         values: dict[str, Any] = {"cardinality": inputs.cardinality}
         if operator.needs == "groups":
@@ -322,7 +322,7 @@ def _entries(values: pa.Array, counts: pa.Array, ids: pa.Array) -> pa.Table:
     return pa.table({"value": values, "id": ids, "count": counts, "last_seen": days})
 
 
-# The tables of a workflow that was fitted on a frame, in the memory of this process.
+# The class below holds the tables of a workflow that was fitted on a frame, in the memory of this process.
 
 
 @dataclass(frozen=True)

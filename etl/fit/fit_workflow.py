@@ -54,7 +54,7 @@ log = logging.getLogger("nightrank.etl")
 
 
 def _no_tables(_: RawFiles) -> dict[str, str]:
-    """Returns the digests of joined tables for rows that are joined with no table."""
+    """Returns no digests, because the rows are joined with no table."""
     return {}
 
 
@@ -89,8 +89,8 @@ def fit_workflow(
         tables_of: returns the digest of each table with which the rows of a day are joined, by name.
 
     Raises:
-        ConfigError: the configuration's features differ from the features of the parent, or only one of the
-            configuration and the parent gives weights to rows.
+        ConfigError: the configuration's features differ from the features of the parent, or rows have weights
+            in only one of the two.
         DataError: the statistics of a column cannot be computed.
     """
     if parent:
@@ -154,7 +154,7 @@ def _spec(plan: FeaturePlan, version: str, chains: Sequence[FittedChain]) -> Fea
     return FeatureSpec(features, tuple(keys), version, weight=weight)
 
 
-# Fits chains with the statistics of the training days.
+# The functions below fit chains with the statistics of the training days.
 #
 # A chain is a sequence of steps (operators) that computes features. The steps are fitted in rounds. Each
 # round fits the next steps of the chains.
@@ -210,10 +210,10 @@ def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgres
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)
 
 
-# Computes the version of a workflow, a digest of everything that a fit depends on. Checks whether an existing
-# workflow can be extended.
+# The functions below compute the version of a workflow, a digest of everything that a fit depends on. They
+# also check whether an existing workflow can be extended.
 
-# Part of every version's digest. Increase this number if the meaning of an operator changes.
+# This number is part of every version's digest. Increase it if the meaning of an operator changes.
 FORMAT = 2
 
 
@@ -227,7 +227,8 @@ def workflow_version(
 
     The arguments have the same meaning as in `fit_workflow`.
     """
-    # If each day belongs to one split, the settings of the split do not change the training rows of a day.
+    # If each day belongs to one split, the section `split` does not change the training rows of a day, so the
+    # digest leaves it out.
     sections = ["features", "prepare", "scopes", "keys", "negatives"]
     sections += ["split"] if plan.is_divided else []
     external = {
@@ -290,8 +291,8 @@ def require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> 
     changed += [chain for chain in parent.descriptions if chain not in descriptions]
     if changed:
         raise ConfigError(
-            f"workflow {parent.version} has other features than the configuration, so it cannot be extended: "
-            f"{changed[:3]}",
+            f"workflow {parent.version} cannot be extended, because its features differ from those of the "
+            f"configuration: {'; '.join(changed[:3])}",
             "restore the features of this workflow in the configuration, or set workflow.mode=fit to fit a "
             "new workflow (the next model then trains from scratch)",
         )

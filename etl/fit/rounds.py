@@ -22,7 +22,7 @@ from etl.workflow.chains import Chain, FittedChain
 if TYPE_CHECKING:  # Python workers import this module, but they do not need pyspark.
     from pyspark.sql import DataFrame
 
-# What a round's statistics are computed from: the training rows, or the value counts of the training days.
+# The source of a round's statistics: the training rows, or the value counts of the training days.
 SourceName = Literal["rows", "value_counts"]
 
 # Statistics that can be computed from the value counts of one raw column.
@@ -129,7 +129,7 @@ def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]
 def _choose(
     chains: Sequence[Chain], fitted: Sequence[int], waiting: Sequence[ChainSteps], has_value_counts: bool
 ) -> tuple[Sequence[ChainSteps], SourceName]:
-    """Chooses the steps whose statistics this round computes, and what they are computed from.
+    """Chooses the steps whose statistics this round computes, and the source of these statistics.
 
     The steps are chosen from `waiting`, the next steps of the unfinished chains. All vocabularies are
     published together, so one round counts the values of all of them. Other steps in `waiting` normally get
@@ -180,7 +180,8 @@ def _needs_rows(step: Step) -> bool:
     return step.operator.needs in _WITH_TABLE or fitted_type.out_of_fold
 
 
-# The inputs of a fit: the training rows, as Spark frames or as blocks, and their value counts.
+# The classes below are the inputs of a fit: the training rows, as Spark frames or as blocks, and their value
+# counts.
 
 # Function that reads an external table. Its arguments are the configuration, the table, its key column, the
 # section of the configuration that error messages name, and the date for the table's path.
@@ -226,14 +227,14 @@ class TrainingDays:
     days whose values are not in the workflow's vocabularies yet.
 
     Attributes:
-        rows: returns the training rows of these days as a frame of Spark; None if there are blocks.
+        rows: returns the training rows of these days as a Spark frame; None if there are blocks.
         value_counts: the value counts of these days; None if there are no value counts.
         days: ISO dates, in ascending order.
         latest: the last day that the fitted workflow includes, in days since 1970-01-01. If a workflow is
             extended, this day may be later than the days in `days`.
         read_table: reads a table of the operator `join_external`. If the rows are blocks, it returns an Arrow
-            table; otherwise, an Arrow table or a frame.
-        blocks: the training rows of these days as blocks; None if there is a frame.
+            table; otherwise, an Arrow table or a Spark frame.
+        blocks: the training rows of these days as blocks; None if there is a Spark frame.
     """
 
     rows: Callable[[], DataFrame] | None
@@ -244,7 +245,8 @@ class TrainingDays:
     blocks: TrainingBlocks | None = None
 
 
-# Runs the rounds of a fit. Statistics of the training rows come from sources (StatisticsSource).
+# The functions below run the rounds of a fit. Statistics of the training rows come from sources
+# (StatisticsSource).
 
 
 def fit_rounds(
@@ -283,7 +285,8 @@ def fit_without_statistics(progress: ChainProgress, step: Step) -> None:
     progress.add(step.operator.fit(step, Statistics(cardinality=progress.cardinality(step))))
 
 
-# The fitted steps of a chain during a fit, and the statistics that its next steps request.
+# The classes below hold the fitted steps of a chain during a fit, and the statistics that its next steps
+# request.
 #
 # A chain is a sequence of steps (operators) that computes features.
 
@@ -360,7 +363,7 @@ class ChainProgress:
             raise ConfigError(
                 f"the method `fit` of the operator {operator.name} returned a {type(step).__name__}, not a "
                 "Fitted",
-                "let this method return the fitted step, an object of a subclass of Fitted",
+                "change this method so that it returns the fitted step, an object of a subclass of Fitted",
             )
         self.fitted.append(step)
         if step.cardinality is not None:

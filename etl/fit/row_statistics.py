@@ -189,7 +189,7 @@ class RowStatistics:
         )
 
 
-# Computes the keyed tables of all steps of one operator together.
+# The code below computes the keyed tables of all steps of one operator together.
 #
 # A step is an operator with its input columns. A keyed table has one row per key, with statistics of the
 # training rows that have this key. Computing each keyed table separately would take three passes over the
@@ -264,7 +264,8 @@ def _by_group(rows: DataFrame, keys: Sequence[Column], with_all_rows: bool) -> D
     return repeated.where(has_group).select(*rows.columns, table.alias(_TABLE), key.alias(_KEY))
 
 
-# Computes the statistics of the training rows that steps need, in one pass per kind of statistic.
+# The code below computes the statistics of the training rows that steps need, with one pass per kind of
+# statistic.
 #
 # A step is an operator with its inputs. A chain of steps computes features from raw columns.
 
@@ -356,7 +357,8 @@ def day_number(day: Column) -> Column:
     return F.datediff(F.to_date(day), F.lit(EPOCH.isoformat()).cast("date"))
 
 
-# Builds vocabularies, which map the values of categorical columns to ids, in one pass over the rows.
+# The functions below count values in one pass over the rows. Vocabularies, which map the values of
+# categorical columns to ids, are built from these counts.
 #
 # When a vocabulary is extended, new values get ids, and existing ids never change.
 

@@ -153,8 +153,8 @@ def _copy(source: str, target: str) -> str:
     return file.digest
 
 
-# Writes files with statistics by key. Each task first writes partial statistics of its rows. Then each
-# range of keys is merged by one task.
+# The code below writes files with statistics by key. Each task first writes partial statistics of its rows.
+# Then the partial statistics of each range of keys are merged by one task.
 #
 # Each task sorts the keys of its rows. Ranges of keys are chosen from a sample of the keys of all tasks. So
 # the files of the merged ranges form one sorted table, and no task needs all keys.
@@ -305,9 +305,9 @@ def parts_from_json(stored: Mapping[str, Any]) -> GroupParts:
     )
 
 
-# Writes a fitted workflow and its tables to a folder, in the same format as in a data lake.
+# The functions below write a fitted workflow and its tables to a folder, in the format of a data lake.
 
-# Written for a table without rows, because `publish_files` needs a file that defines the columns.
+# `save_fitted` writes this for a table without rows, because `publish_files` needs a file with the columns.
 _WITHOUT_ROWS = pa.table({KEY: pa.array([], pa.string())})
 
 
@@ -346,6 +346,6 @@ def _write(path: str, part: pa.Table) -> str:
             pq.write_table(part, file.sink, compression="zstd")
     except OSError as error:
         raise InfrastructureError(
-            f"cannot write {path}: {error}", "check the folder, disk space and permissions"
+            f"cannot write {path}: {error}", "check the path of the folder, disk space and permissions"
         ) from error
     return file.name.rsplit("/", 1)[1]

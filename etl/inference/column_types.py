@@ -1,4 +1,4 @@
-"""Infers the type of each column of a sample: integers, numbers, times and their notation, lists, texts."""
+"""Infers the type of each column of a sample: integers, numbers, times and their notation, lists, strings."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from etl.inference.table_files import day_of_file
 from etl.raw.text_values import integers, numbers, with_decimal_points
 from etl.raw.time_text import dates, times_of_day, timestamps
 
-# Texts that other programs write in place of null. The empty text always means null.
+# Strings that other programs write in place of null. The empty string always means null.
 NULL_TEXTS = ("\\N", "NULL", "null", "NaN", "nan", "NA", "N/A", "None", "none", "-")
-# In a column of texts, only these texts stand for null. The other texts of NULL_TEXTS may be real values in
-# such a column.
+# In a column of strings, only these stand for null. The other strings of NULL_TEXTS may be real values there.
 _ALWAYS_NULL = ("\\N", "NULL", "null", "NaN", "nan", "None")
 # A column has a type if at least this share of its values has the type. The other values may be errors in
 # single rows.
 _FITTING_SHARE = 0.99
-# A column in which nearly all rows have a time has times only if this share of its distinct texts are times.
+# If nearly all rows of a column have times, its type is a time only if at least this share of its distinct
+# strings are times.
 _DISTINCT_SHARE = 0.9
 # A column has numbers with a decimal comma if at least this share of its values contains a comma.
 _COMMA_SHARE = 0.5
@@ -79,12 +79,12 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%b %d, %Y", "date"),
     ("%B %d, %Y", "date"),
 )
-# The day and the month of these notations may be confused.
+# Notations that differ only in the order of day and month, so many dates fit both.
 _ORDERS = (("%d/%m/", "%m/%d/"), ("%m/%d/", "%d/%m/"))
 # This notation is tried only for columns whose name means a time, because versions of software, such as
 # 7.12.20, look like it.
 _SHORT_WITH_POINTS: tuple[str, ColumnType] = ("%d.%m.%y", "date")
-# Notations of times of day without a date. A text such as 3:1 counts as a time only if the column's name
+# Notations of times of day without a date. A string such as 3:1 counts as a time only if the column's name
 # means a time.
 _OF_DAY: tuple[str, ...] = (ISO, "%H:%M:%S", "%I:%M:%S %p", "%I:%M %p")
 _OF_NAMED_CLOCKS = "%H:%M"
@@ -95,10 +95,11 @@ _DIGITS: tuple[tuple[str, ColumnType], ...] = (("%Y%m%d", "date"), ("%y%m%d%H", 
 _TIME_NAME = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|datum|zeit|fecha|heure", re.IGNORECASE)
 # Types are inferred from at most this number of distinct values of a column.
 _PROBED = 2_000
-# A notation of ambiguous dates is taken if its days span at most this share of the days of the other one.
+# If dates fit two notations, the one with the shorter time span is chosen if its span is less than this share
+# of the other span.
 _SHORTER = 0.5
-# Time zones whose days may be those of the files, the more usual ones first. At most _ROWS_OF_ZONES rows are
-# compared. A share of up to _FEW_OUTSIDE of the rows may be late.
+# Time zones by whose days a log may be divided into files, the more usual ones first. At most _ROWS_OF_ZONES
+# rows are compared. Up to the share _FEW_OUTSIDE of the rows may be late, so that their file has a later day.
 _ZONES = (
     *("Europe/Berlin", "Europe/London", "America/New_York", "America/Chicago", "America/Los_Angeles"),
     *("America/Denver", "America/Sao_Paulo", "Europe/Athens", "Europe/Moscow", "Asia/Dubai", "Asia/Kolkata"),
@@ -119,7 +120,7 @@ _EXACT, _EXACT_OF_32_BITS = 2.0**53, 2.0**24
 _EXCEPTIONS, _UNEXPLAINED = 0.02, 0.2
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _CERTAIN_SEPARATORS = ("|", ";")
-# The texts of a column are lists only if there are at least _FEWEST_LISTS texts, and at least the share
+# The strings of a column are lists only if there are at least _FEWEST_LISTS of them, and at least the share
 # _LIST_SHARE of them have several words.
 _LIST_SHARE, _FEWEST_LISTS = 0.3, 10
 # Words of lists occur many times and are short. Maximum ratio of the distinct words to all words, and maximum
@@ -134,13 +135,14 @@ class SampledColumn:
     Attributes:
         source: name of the column in the files; c1, c2, … if the files do not name their columns.
         type: type of the values.
-        format: how texts of times are written, as in `log.columns`.
+        format: the notation of times that are strings, in the form that `log.columns` uses.
         unit: unit of integers that are times since 1970; None for other columns.
-        separator: the text between the elements of a list in a text; None for other columns.
+        separator: the string between the elements of a list that is written as one string; None for other
+            columns.
         nulls: number of nulls in the sample.
         distinct: number of distinct values in the sample, without null.
-        examples: up to three of the most frequent values, as texts.
-        null_texts: the texts in the sample that stand for null.
+        examples: up to three of the most frequent values, as strings.
+        null_texts: the strings in the sample that stand for null.
         values: the values of the sample, including nulls. In samples of text files, all values are strings,
             and numbers in them have decimal points.
         has_comma: whether the files write the column's numbers with a decimal comma.
@@ -194,7 +196,7 @@ def sampled_columns(sample: TableSample) -> list[SampledColumn]:
     with_point = [column for column in columns if column.type == "float" and not column.has_comma]
     if not with_comma or not with_point or not (sample.is_text or sample.format == "jsonl"):
         return columns
-    # A table has only one decimal separator. Columns that use the rarer separator become texts.
+    # A table has only one decimal separator. Columns that use the rarer separator become strings.
     rarer = {one.source for one in (with_comma if len(with_comma) <= len(with_point) else with_point)}
     return [
         replace(one, type="string", values=rows.column(one.source), has_comma=False)
@@ -252,11 +254,12 @@ def _quotients(values: pa.Array, divisor: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class ZoneOfDays:
-    """The time zones whose days may be those in the names of the files.
+    """The time zones by whose days a log may be divided into files.
 
     Attributes:
         outside: share of the rows whose UTC day is not the day of their file.
-        stored: the zone of a column of timestamps in Parquet files, if the days are those of this zone.
+        stored: the time zone of a timestamp column in Parquet files, if the days are days of this zone;
+            otherwise None.
         zones: the zones in which the most rows have the day of their file, the most likely one first.
     """
 
@@ -266,9 +269,10 @@ class ZoneOfDays:
 
 
 def zone_of_days(column: SampledColumn, sample: TableSample) -> ZoneOfDays | None:
-    """Returns the time zone of the days in the names of the files; None if it is UTC, or cannot be known.
+    """Returns the time zones by whose days the log may be divided into files; None for UTC, or if unknown.
 
-    Some of the rows are compared. If texts have offsets, zones with these offsets come first.
+    Only a sample of the rows is compared. If times are strings with offsets from UTC, zones with these
+    offsets come first.
     """
     of_files = _days_of_files(sample)
     if of_files is None or column.type == "date" or has_local_times(column):
@@ -305,7 +309,7 @@ def zone_of_days(column: SampledColumn, sample: TableSample) -> ZoneOfDays | Non
 
 
 def _days_of_files(sample: TableSample) -> np.ndarray | None:
-    """Returns, for each row, the day in the name of its file since 1970-01-01; None if a name has no day."""
+    """Returns the day in the name of each row's file, in days since 1970-01-01; None if a name has no day."""
     days = [day_of_file(file) for file, _ in sample.parts]
     if not sample.path.days or None in days:
         return None
@@ -314,7 +318,7 @@ def _days_of_files(sample: TableSample) -> np.ndarray | None:
 
 
 def _offsets_of_texts(column: SampledColumn, is_valid: np.ndarray) -> np.ndarray | None:
-    """Returns the offsets from UTC of valid texts in µs, with 0 for Z; None if the column has no texts."""
+    """Returns the offsets from UTC of valid strings in µs, with 0 for Z; None if values are not strings."""
     if not pa.types.is_string(column.values.type) or column.type != "timestamp":
         return None
     texts = column.values.combine_chunks().filter(pa.array(is_valid))
@@ -345,7 +349,7 @@ def has_local_times(column: SampledColumn) -> bool:
 
 
 def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    """Returns the numbers of a column as float64. Nulls and texts that are not numbers are left out."""
+    """Returns the numbers of a column as float64. Nulls and strings that are not numbers are left out."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if pa.types.is_string(array.type):
         array = numbers(array)
@@ -353,7 +357,7 @@ def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
 
 
 def whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Returns floats as integers; None if a float is not an integer, or too large to represent each integer.
+    """Returns floats as integers; None if a float is not an integer, or is so large that it may be rounded.
 
     pandas stores integers as floats if other rows have no value.
     """
@@ -392,8 +396,9 @@ def plain_name(source: str) -> str:
 def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
     """Returns whether nearly all rows with the same key have the same value in a column.
 
-    Only keys with several rows are considered. The rows that differ from the usual value of their key must be
-    few compared with all rows, and with the rows that differ from the column's most frequent value.
+    Only keys with several rows are considered. Rows whose value differs from the usual value of their key are
+    exceptions. They must be few compared with all rows, and compared with the rows that do not have the
+    column's most frequent value.
     """
     if pa.types.is_nested(column.values.type) or key.distinct > 0.5 * max(len(key.values), 1):
         return False
@@ -431,7 +436,10 @@ def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledC
 
 
 def _plain_values(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns values without dictionaries and large texts, with texts and integers as jobs read them."""
+    """Converts dictionaries, bytes, large strings and whole decimals to the types that jobs read.
+
+    NaN becomes null.
+    """
     if pa.types.is_dictionary(values.type):
         values = pc.cast(values, values.type.value_type)
     kind = values.type
@@ -447,7 +455,7 @@ def _plain_values(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _texts_of_bytes(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns bytes as texts, as Parquet logs are read; unchanged if some of them are not UTF-8."""
+    """Decodes bytes as UTF-8, as the reader of Parquet logs does; unchanged if some of them are not UTF-8."""
     try:
         return pc.cast(values, pa.string())
     except pa.ArrowInvalid:
@@ -455,7 +463,7 @@ def _texts_of_bytes(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _whole_decimals(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns decimals without digits after the point as integers, or as texts beyond 64 bits.
+    """Converts decimals without digits after the point to integers, or to strings if one exceeds 64 bits.
 
     Databases write integers as such decimals.
     """
@@ -489,8 +497,8 @@ def _text_column(
 ) -> SampledColumn:
     """Infers the type of a column of strings.
 
-    In formats with typed columns, a string can only be a flag, a time, a list or a text. In JSON lines, it
-    can also be a number with decimals.
+    In formats with typed columns, a string can only be a flag, a time, a list or a plain string. In JSON
+    lines, it can also be a number with decimals.
     """
     values, null_texts = _without_nulls(values, in_text_file=in_text_file)
     filled = values.drop_null()
@@ -507,7 +515,7 @@ def _text_column(
         return replace(column, type="float")
     if (in_text_file or has_number_texts) and _has_decimal_commas(probe):
         return replace(column, type="float", values=with_decimal_points(values), has_comma=True)
-    # Numbers with leading zeros or more than 18 digits stay texts. They may be ids such as article numbers.
+    # Numbers with leading zeros or more than 18 digits stay strings. They may be ids such as article numbers.
     if _matching(probe, _DIGITS_ONLY):
         is_clock = _is_clock_of_digits(name, probe)
         return replace(column, type="time", format=_CLOCK_OF_DIGITS) if is_clock else column
@@ -538,7 +546,7 @@ def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> Sample
 
 
 def _are_bools(column: SampledColumn, probe: pa.Array) -> bool:
-    """Returns whether a column has only texts such as `true`, `N` or `yes`."""
+    """Returns whether a column has only strings such as `true`, `N` or `yes`."""
     return column.distinct <= 2 and set(pc.utf8_lower(probe).to_pylist()) <= set(_BOOLS)
 
 
@@ -547,15 +555,15 @@ def _is_float(probe: pa.Array) -> bool:
 
 
 def _has_decimal_commas(probe: pa.Array) -> bool:
-    """Returns whether the texts are numbers, and most of them have a decimal comma."""
+    """Returns whether the strings are numbers, and most of them have a decimal comma."""
     share = pc.mean(pc.cast(pc.match_substring_regex(probe, _COMMA_FLOAT), pa.float64())).as_py()
     return bool(share >= _COMMA_SHARE) and _matching(probe, _WHOLE_OR_COMMA_FLOAT)
 
 
 def _without_nulls(values: pa.ChunkedArray, *, in_text_file: bool) -> tuple[pa.ChunkedArray, tuple[str, ...]]:
-    """Returns the values, with null in place of texts that stand for null, and the list of these texts.
+    """Returns the values, with null in place of strings that stand for null, and the list of these strings.
 
-    In files with typed columns, only the empty text means null.
+    In files with typed columns, only the empty string means null.
     """
     if not in_text_file:
         return pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values), ()
@@ -589,15 +597,15 @@ def _matching(probe: pa.Array, pattern: str) -> bool:
 
 
 def _reads(probe: pa.Array, notation: str, kind: ColumnType) -> bool:
-    """Returns whether nearly all texts are times in the given notation."""
+    """Returns whether nearly all strings are times in the given notation."""
     return _read(probe, notation, kind).sum() >= _FITTING_SHARE * len(probe)
 
 
 def _read(probe: pa.Array, notation: str, kind: ColumnType) -> np.ndarray:
-    """Returns, for each of n texts, whether it is a time in the given notation.
+    """Returns, for each of n strings, whether it is a time in the given notation.
 
-    Most calls end after the check of the first ten texts: if fewer than half of them are such times, the
-    result is false for all texts.
+    Most calls end after the check of the first ten strings. If fewer than half of them are such times, the
+    result is false for all strings.
     """
     few = probe[:10]
     if _times(few, notation, kind).null_count > len(few) / 2:
@@ -606,11 +614,11 @@ def _read(probe: pa.Array, notation: str, kind: ColumnType) -> np.ndarray:
 
 
 def _notation(name: str, texts: pa.ChunkedArray) -> tuple[str, ColumnType] | None:
-    """Returns the notation of times in which most texts of a column are written; None if no notation fits.
+    """Returns the notation of times in which most strings of a column are written; None if none fits.
 
-    A notation fits if nearly all distinct texts are such times, or if nearly all rows have such times. In the
-    second case, most distinct texts must be such times too, so that a frequent text does not decide. Of equal
-    notations, the first one is returned.
+    A notation fits if nearly all distinct strings are such times, or if nearly all rows have such times. In
+    the second case, most distinct strings must be such times too, so that one frequent string does not decide
+    alone. If several notations fit equally many distinct strings, the first one is returned.
     """
     counts = texts.combine_chunks().value_counts()[:_PROBED]
     probe, rows = counts.field("values"), counts.field("counts").to_numpy()
@@ -629,9 +637,9 @@ def _notation(name: str, texts: pa.ChunkedArray) -> tuple[str, ColumnType] | Non
 def _with_order_of_dates(column: SampledColumn, sample: TableSample) -> SampledColumn:
     """Returns the column with the notation that fits best: day before month, or month before day.
 
-    Other columns are returned unchanged. The notation is taken that fits more rows; or, if the names of files
-    have days, agrees with more of them; or has a much shorter span of days. If this does not decide,
-    `other_format` of the result is the other notation.
+    Columns without such dates are returned unchanged. The notation that fits more rows is chosen. If both fit
+    equally many, the days in the names of files decide; then the notation with a much shorter time span is
+    chosen. If this does not decide either, `other_format` of the result is the other notation.
     """
     order = next((one for one in _ORDERS if one[0] in column.format), None)
     if column.type not in ("date", "timestamp") or order is None:
@@ -659,7 +667,7 @@ def _near(days: pa.Array, of_files: np.ndarray) -> int:
 
 
 def _times(texts: pa.Array, notation: str, kind: ColumnType) -> pa.Array:
-    """Converts texts to times, read as UTC, in µs since 1970-01-01; null if a text is not in the notation.
+    """Converts strings to times, read as UTC, in µs since 1970-01-01; null for another notation.
 
     Times of day are in µs since midnight.
     """
@@ -677,7 +685,7 @@ def _digit_time(name: str, probe: pa.Array) -> tuple[str, ColumnType] | None:
 
 
 def _is_clock_of_digits(name: str, probe: pa.Array) -> bool:
-    """Returns whether the column's name means a time, and its texts are times of day such as 134500."""
+    """Returns whether the column's name means a time, and its strings are times of day such as 134500."""
     if not _CLOCK_NAME.search(name) or not pc.all(pc.equal(pc.binary_length(probe), 6)).as_py():
         return False
     return _reads(probe, _CLOCK_OF_DIGITS, "time")
@@ -703,10 +711,10 @@ def _unit(name: str, column: SampledColumn, probe: pa.ChunkedArray | pa.Array) -
 
 
 def _list_separator(rows: pa.Array, distinct: pa.Array) -> str | None:
-    """Returns the separator of texts that are lists of words; None if the texts are not lists.
+    """Returns the separator of strings that are lists of words; None if the strings are not lists.
 
-    The words of lists occur many times. Commas and blanks also occur in other texts, so for these two
-    separators the function counts the words of each distinct text only once.
+    The words of lists occur many times. Commas and blanks also occur in other strings, so for these two
+    separators the function counts the words of each distinct string only once.
     """
     for separator in _LIST_SEPARATORS:
         is_certain = separator in _CERTAIN_SEPARATORS

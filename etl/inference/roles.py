@@ -56,12 +56,12 @@ _ITEM_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("artikel", "produkt", "produit", "producto", "prodotto", "articulo", "articolo"), 10),
     **dict.fromkeys(("товар", "артикул", "продукт", "商品", "物品", "アイテム", "상품"), 10),
 }
-# A column whose name has only words with fewer points is a doubtful key, and no key if it has few values.
+# If all words in a column's name have fewer points, the key is doubtful; with few values, it is not a key.
 _SURE = 5
-# A column of e-mail addresses, or of their hashes, gets these points as a user.
+# A column of e-mail addresses, or of their hashes, gets these points for the role of the user.
 _ADDRESS_POINTS = 10
 _ADDRESS_NAME = re.compile(r"(^|_)e?_?mail(_(hash|hashed|sha_?256|md5))?$|^hashed_e?_?mail$")
-# The end of the names of keys.
+# Words with which the names of key columns end.
 _KEY_END = re.compile(r"(^|_)(id|key|code|no|nr|number|nummer)$")
 _ID_WORD = re.compile(
     r"(^|_)(id|key|code|no|nr|number|idx|index|nummer)s?($|_)|id$|idx$|nr$|nummer$", re.IGNORECASE
@@ -134,14 +134,14 @@ _IMAGE_NAMES = (
     *("photo_url", "thumbnail", "thumbnail_url", "cover", "cover_url", "poster", "poster_url"),
 )
 _MOST_EVENTS = 30
-# A column may contain unknown events if it has between 2 and 12 distinct texts, and 5 or more rows per text.
+# A column may contain unknown events if it has 2 to 12 distinct strings, and 5 or more rows per string.
 _FEWEST_EVENTS, _MOST_UNKNOWN_EVENTS, _ROWS_OF_AN_EVENT = 2, 12, 5
 # If the points of two columns differ by at most this number, both columns are candidates for a role.
 _DOUBT = 3
 # Maximum shares of nulls in a key column and in the user column. Rows without a key are quarantined. Rows
 # of anonymous visitors are only left out, so the user column may have more nulls.
 MOST_NULL_KEYS, _MOST_ANONYMOUS = 0.04, 0.6
-# A key column has at least the first number of distinct values, and at most the second number times its rows.
+# A key column has at least _FEWEST_KEYS distinct values, and at most _MOST_KEYS distinct values per row.
 _FEWEST_KEYS, _MOST_KEYS = 20, 0.9
 # Names, in other languages, of columns with the titles of items. Accents are removed before names are
 # compared.
@@ -155,21 +155,21 @@ _FOREIGN_TITLES = (
     *("商品名", "商品名称", "商品名稱", "名称", "名稱", "标题", "標題", "品名", "商品标题"),
     *("タイトル", "名前", "商品タイトル", "상품명", "제목", "이름"),
 )
-# Limits for recognizing a column of titles by its values: minimum share of distinct texts, maximum length of
-# a text, and minimum share of texts with several words or letters beyond ASCII.
+# Limits for recognizing a column of titles by its values: minimum share of distinct strings, maximum mean
+# length, and minimum share of strings with several words or letters beyond ASCII.
 _TITLE_DISTINCT, _LONGEST_TITLE, _TITLE_WORDS = 0.3, 120, 0.4
-# In data of cash registers, the column with a product's name is often called description. If its texts have
+# In point-of-sale data, the column with a product's name is often called description. If its strings have
 # more than _SHORT_TITLE characters on average, they are not titles.
 _DESCRIPTION_NAME, _SHORT_TITLE = re.compile(r"desc|beschreib", re.IGNORECASE), 30
 _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
     re.IGNORECASE,
 )
-# A column lists items if at least the first share of its words are items of the sample, and at least the
-# second share of its texts have several words. The first share is small, because lists may contain many items
-# that are not in the sample.
+# A column contains lists of items if at least the share _KNOWN_ITEMS of its words are items of the sample,
+# and at least the share _SEVERAL_ITEMS of its strings have several words. The first share is small, because
+# lists may contain many items that are not in the sample.
 _KNOWN_ITEMS, _SEVERAL_ITEMS = 0.05, 0.3
-# A column contains e-mail addresses if at least this share of its texts are e-mail addresses.
+# A column contains e-mail addresses if at least this share of its first strings are e-mail addresses.
 _ADDRESSES, _MOST_ADDRESSES = 0.9, 10_000
 # Names of columns that say whether an item is in stock, and names of columns that say whether it is out of
 # stock.
@@ -187,7 +187,7 @@ _SOLD_OUT_NAME = re.compile(
 _NO_STOCK_NAME = re.compile(
     r"date|time|since|until|_at$|warehouse|location|price|value|min_|max_", re.IGNORECASE
 )
-# Texts that say that a row is no click.
+# Strings that mean that a row is not a click.
 NO_TEXTS = ("n", "no", "nein", "f", "false", "falsch", "non", "nee", "nej", "nie", "não", "нет", "0")
 _TRUE = ("true", "t", "yes", "y", "1", "ja", "j", "wahr", "oui", "si", "sí", "sim")
 # Values that mean that an item is out of stock.
@@ -201,7 +201,7 @@ _SOLD_OUT = re.compile(
 
 @dataclass(frozen=True)
 class LabelGuess:
-    """Which rows are clicks.
+    """A guess about which rows of a log are clicks.
 
     Attributes:
         column: the column that shows which rows are clicks; None if every row is a click.
@@ -211,9 +211,9 @@ class LabelGuess:
         left_out: events that are not clicks.
         shown: the events of items that were shown, whether or not they were clicked.
         has_shown: whether the log also has rows of items that were shown but not clicked.
-        has_empty: whether rows without a value of the column are such rows of shown items.
+        has_empty: whether rows without a value in `column` are rows of shown items without a click.
         why: the reason for this choice, as a clause for messages.
-        is_certain: whether neither the name nor the values of the column leave a doubt.
+        is_certain: whether the name and the values of the column leave no doubt.
     """
 
     column: SampledColumn | None
@@ -302,9 +302,9 @@ def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
 
 
 def with_lists_of_items(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
-    """Returns the columns of a log of displays. Texts that list items are replaced by lists.
+    """Returns the columns of a log of displays. Columns of strings that list items become columns of lists.
 
-    Such texts contain, for example, earlier clicks. The item is the column before the last one.
+    Such strings contain, for example, earlier clicks. The column before the last one has the shown item.
     """
     items = columns[-2].values.unique()
     result = []
@@ -374,7 +374,7 @@ def _label_of_numbers(columns: Sequence[SampledColumn], pattern: re.Pattern[str]
 
 
 def _answers_in(column: SampledColumn) -> LabelGuess | None:
-    """Returns the label in a column with two texts, one of which is in NO_TEXTS, such as `ja` and `nein`."""
+    """Returns the label in a column with two strings, one of them in NO_TEXTS, such as `ja` and `nein`."""
     if column.type != "string" or column.distinct != 2:
         return None
     texts = sorted(pc.unique(column.values.drop_null().combine_chunks()).to_pylist())
@@ -405,11 +405,11 @@ def events_of(column: SampledColumn) -> LabelGuess | None:
 def possible_events(
     columns: Sequence[SampledColumn], others: Sequence[SampledColumn | None]
 ) -> list[SampledColumn]:
-    """Returns the columns that may contain the event of each row. They have few distinct texts and no nulls.
+    """Returns the columns that may contain the event of each row: few distinct strings, and no nulls.
 
-    A column such as `branch` is left out if its name says that it is an attribute, if its texts do not look
-    like events, or if it depends on an id. For example, all rows of a receipt have the same branch. A column
-    whose name certainly means events is not left out for these reasons.
+    A column is left out if its name says that it is an attribute, if its strings do not look like events, or
+    if it depends on an id. For example, all rows of a receipt have the same `branch`. A column whose name
+    certainly means events is not left out for these reasons.
 
     Args:
         columns: the columns of the log.
@@ -430,7 +430,7 @@ def possible_events(
 
 
 def _may_have_events(column: SampledColumn, ids: Sequence[SampledColumn]) -> bool:
-    """Returns whether the name and the values of a column with few distinct texts look like events."""
+    """Returns whether the name and the values of a column with few distinct strings look like events."""
     name = plain_name(column.source)
     if CERTAIN_EVENT_NAME.search(name):
         return True
@@ -443,7 +443,7 @@ def _may_have_events(column: SampledColumn, ids: Sequence[SampledColumn]) -> boo
 
 
 def is_attribute(column: SampledColumn, ids: Sequence[SampledColumn]) -> bool:
-    """Returns whether a column has attributes by its name, or because it depends on an id."""
+    """Returns whether the name of a column means an attribute, or its values depend on an id."""
     if _ATTRIBUTE_NAME.search(plain_name(column.source)):
         return True
     return any(depends_on(column, one) for one in ids if one.source != column.source)
@@ -452,9 +452,9 @@ def is_attribute(column: SampledColumn, ids: Sequence[SampledColumn]) -> bool:
 def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
     """Returns which events of a column are clicks; None if it does not contain events.
 
-    At least half of the distinct texts must be known events, unless the column's name certainly means events.
-    The result is certain if the name is, or if all texts are known and the name is not one such as
-    `content_type`.
+    At least half of the distinct values must be known events, unless the column's name certainly means
+    events. With such a name, the result is certain. It is also certain if all values are known, and the name
+    is not one such as `content_type`.
     """
     if column.type != "string" or not 1 <= column.distinct <= _MOST_EVENTS:
         return None
@@ -504,7 +504,7 @@ def _numbers_in(column: SampledColumn, *, is_rating: bool) -> LabelGuess | None:
     if _is_binary(column):
         return LabelGuess(column, has_shown=True, why=f"{column.source} has only 0 and 1")
     if column.type == "bool":
-        # If only clicks have a value, the label needs a question.
+        # If only clicks have a value, `init` asks what rows without a value mean.
         is_flag = column.distinct == 2 or not column.nulls
         return (
             LabelGuess(column, has_shown=True, why=f"{column.source} is true or false") if is_flag else None
@@ -578,10 +578,10 @@ def title_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 
 
 def title_by_values(columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns the column of a table of items whose texts look most like titles; None if there is none.
+    """Returns the column of a table of items whose strings look most like titles; None if there is none.
 
-    Such a column has texts of several words, and they are the longest and most varied ones. A column with a
-    name such as `description` is returned only if no other column fits, and if its texts are as short as
+    Such a column has strings of several words, and they are the longest and most varied ones. A column with a
+    name such as `description` is returned only if no other column fits, and if its strings are as short as
     titles.
     """
     named = [column for column in columns if _NO_TITLE_NAME.search(plain_name(column.source))]
@@ -591,9 +591,9 @@ def title_by_values(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 
 
 def _most_like_titles(columns: Sequence[SampledColumn], longest: int) -> SampledColumn | None:
-    """Returns the column with the longest and most varied texts; None if no column has texts like titles.
+    """Returns the column with the longest and most varied strings; None if no column looks like titles.
 
-    The mean length of its texts is at most `longest` characters.
+    The mean length of its strings is at most `longest` characters.
     """
     best, most = None, 0.0
     for column in columns:
@@ -616,7 +616,7 @@ def _most_like_titles(columns: Sequence[SampledColumn], longest: int) -> Sampled
 
 
 def has_addresses(column: SampledColumn) -> bool:
-    """Returns whether nearly all texts of a column are e-mail addresses. Only the first ones are read."""
+    """Returns whether nearly all of the first strings of a column are e-mail addresses."""
     texts = column.values.drop_null().slice(0, _MOST_ADDRESSES)
     if column.type not in ("string", "list<string>") or not pa.types.is_string(texts.type) or not len(texts):
         return False
@@ -630,7 +630,7 @@ class StockGuess:
 
     Attributes:
         column: the column.
-        sold_out: the texts that mean out of stock; empty for numbers and flags.
+        sold_out: the strings that mean out of stock; empty for numbers and flags.
         is_certain: whether the name and the values of the column leave no doubt.
     """
 
@@ -642,8 +642,8 @@ class StockGuess:
 def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
     """Returns the column whose name says that it contains the stock of items; None without such a column.
 
-    The result is certain if the values are numbers from 0 upwards with 0 among them, flags that are both true
-    and false, or texts of which some, but not all, mean out of stock.
+    The result is certain if the smallest number is 0 and others are larger, if flags are both true and false,
+    or if some strings mean out of stock and others do not.
     """
     for column in columns:
         name = plain_name(column.source)
@@ -656,7 +656,7 @@ def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
 
 
 def _sold_out_in(column: SampledColumn) -> StockGuess | None:
-    """Returns the guess for a column named like `sold_out`; None if it has no texts such as `true`."""
+    """Returns the guess for a column named like `sold_out`; None if it has no strings such as `true`."""
     if not pa.types.is_string(column.values.type) or column.distinct > _MOST_EVENTS:
         return None
     texts = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
@@ -684,7 +684,7 @@ def image_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 
 
 def _text_named(names: Sequence[str], columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns the column of texts whose name is the earliest one in `names`; None without such a column.
+    """Returns the column of strings whose name is the earliest one in `names`; None without such a column.
 
     The words of titles are separated by blanks or commas, so the type of a title column may be list<string>.
     """
@@ -717,7 +717,7 @@ def is_filled(column: SampledColumn) -> bool:
 
 
 def doubt_of_name(column: SampledColumn, role: str) -> str | None:
-    """Returns why the name of a column does not prove that it is the user or the item, as a clause.
+    """Returns a clause that says why the name of a column does not prove its role; None if it does.
 
     Args:
         column: a column that was chosen by its name.
@@ -726,7 +726,7 @@ def doubt_of_name(column: SampledColumn, role: str) -> str | None:
     name, words = plain_name(column.source), _USER_WORDS if role == "user" else _ITEM_WORDS
     has_mail = role == "user" and (_ADDRESS_NAME.search(name) or has_addresses(column))
     if _weight(name, words) < _SURE and not has_mail:
-        return f"no column has a more usual name of the {role}"
+        return f"no column has a more usual name for the {role}"
     if column.distinct < _FEWEST_KEYS and not (is_id_name(name) or name in words):
         return f"it has only {column.distinct} different values"
     return None
@@ -747,8 +747,8 @@ def is_id_name(source: str) -> bool:
 def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[SampledColumn]:
     """Returns the columns whose names contain one of the words, the best column first.
 
-    An id such as `product_id` is preferred to `product_name`. A column with few values is no key if its name
-    is no sure sign. Columns of e-mail addresses are users.
+    An id such as `product_id` is preferred to `product_name`. A column with few values is a key only if its
+    name is a sure sign. Columns of e-mail addresses are users.
     """
 
     def points(column: SampledColumn) -> float:
@@ -760,7 +760,7 @@ def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[Sa
             value = max(value, _ADDRESS_POINTS)
         if not value or (has_few and value < _ADDRESS_POINTS and weight < _SURE):
             return 0.0
-        # Few values, such as quantities or kinds of items, are rather attributes.
+        # Columns with few values, such as quantities or kinds of items, are more likely attributes.
         return value - (0 if is_filled(column) else 1) - (_DOUBT + 1 if has_few and not is_id else 0)
 
     scored = sorted(((points(column), -number) for number, column in enumerate(ids)), reverse=True)
@@ -769,7 +769,7 @@ def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[Sa
 
 
 def _weight(name: str, words: Mapping[str, int]) -> int:
-    """Returns the most points of a word in the name of a column; 0 without such a word."""
+    """Returns the points of the word with the most points in a column's name; 0 if it has no such word."""
     return max((weight for word, weight in words.items() if word in name), default=0)
 
 

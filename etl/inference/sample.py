@@ -1,6 +1,6 @@
 """Reads the first rows of raw files whose layout is not known: format, separator, header and columns.
 
-Text files are read as columns of texts. In other formats, the files define the types of their columns.
+All columns of text files are read as strings. In other formats, the files define the types of their columns.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from etl.raw.files import files_at
 from etl.readers.text import rows_of_displays
 from storage import file_io
 
-# What to read from the start of the first file and from the end of the last file: bytes of text files, or
-# rows of other formats. If the first file is smaller, the starts of files between the two fill the rest.
+# How much is read from the start of the first file and from the end of the last file: bytes of text files, or
+# rows of other formats. If the first file has less, the rest is read from the starts of files in between.
 _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
 # Maximum number of files that are read.
@@ -73,16 +73,18 @@ class TableSample:
         format: name of the reader.
         separator: character between two fields; None if lines have no fields.
         has_names: whether the files name their columns. If not, the columns are named c1, c2 and so on.
-        is_text: whether all values are texts.
-        rows: the first rows of the first file, of files between the first one and the last one, and the last
-            rows of the last one, which may be the first one, too. A file that can only be read from its
-            start, such as a compressed one, has no last rows.
+        is_text: whether all values are strings, because the files have lines of separated fields.
+        rows: the first rows of the first file and of files in between, and the last rows of the last file,
+            which may be the same file as the first. If the last of several files can be read only from its
+            start, for example because it is compressed, its first rows are used instead.
         parts: the files that were read, each with its number of rows, in the order of `rows`.
         is_whole: whether `rows` are all rows of the table.
         all_rows: estimated number of rows of all files; None if the first file has more rows than were read.
             The estimate assumes that the rows of all files have the same mean size in bytes.
-        encoding: the encoding of text files.
-        with_points: the columns of JSON lines whose fields have names with points, which no reader finds.
+        encoding: the character encoding of the table's files, inferred from the sampled bytes; UTF-8 for
+            formats that are not text.
+        with_points: the columns of JSON lines that readers cannot find, because the name of a field contains
+            a point.
     """
 
     path: RawPath
@@ -109,7 +111,7 @@ class TableSample:
 
 
 def read_sample(path: RawPath) -> TableSample:
-    """Reads the first rows of the first file, of files between, and the last rows of the last file.
+    """Reads the first rows of the first file and of files in between, and the last rows of the last file.
 
     Raises:
         DataError: the files are empty or damaged, or the format cannot be recognised.
@@ -156,7 +158,7 @@ class _Part:
 
 
 def _texts(files: Sequence[str]) -> list[_Text]:
-    """Returns the start of the first file, of files between, and the end of the last file."""
+    """Returns the starts of the first file and of files in between, and the end of the last file."""
     head, is_whole = _head(files[0], _FIRST_BYTES)
     texts, left, between = [_Text(files[0], head, is_whole)], _FIRST_BYTES - len(head), _between(files)
     for number, file in enumerate(between):
@@ -178,7 +180,7 @@ def _between(files: Sequence[str]) -> list[str]:
 
 
 def _without_empty_ends(files: tuple[str, ...]) -> tuple[str, ...]:
-    """Leaves out empty files at the start and at the end. If all files are empty, returns all."""
+    """Leaves out empty files at the start and at the end of the list. If all files are empty, returns all."""
     first = next((index for index, file in enumerate(files) if first_bytes(file, 1)), None)
     if first is None:
         return files
@@ -253,11 +255,11 @@ def _head(path: str, most_bytes: int) -> tuple[bytes, bool]:
 
 
 def _end(files: Sequence[str]) -> _Text:
-    """Returns the last lines of the last text file, without lines of the head; empty if there are no others.
+    """Returns the last lines of the last text file, without lines that `_head` returns.
 
-    If the result does not begin with the first line of the file, an empty line stands for the header. A
-    compressed file can be read only from its start. If it is the last one of several files, its first lines
-    are returned.
+    The result is empty if there are no other lines. If the result does not begin with the first line of the
+    file, it begins with an empty line in place of the header. A compressed file can be read only from its
+    start. If it is the last one of several files, its first lines are returned.
     """
     last = files[-1]
     if compression(last):
@@ -273,14 +275,14 @@ def _separated(path: RawPath, texts: Sequence[_Text]) -> TableSample:
     first = texts[0].text.decode("utf-8", errors="replace")
     lines = [line for line in first.split("\n")[:_LINES] if line.strip()]
     if not lines:
-        raise DataError(f"{path.files[0]} has no line with text", "pass the path of another file")
+        raise DataError(f"{path.files[0]} has only empty lines", "pass the path of another file")
     separator, quoted = _separator(lines)
     if (separator is None or quoted) and _is_plain_tsv(lines):
         separator, quoted = "\t", False
     if separator is None:
         raise DataError(
-            f"{path.files[0]}: no separator of {list(SEPARATORS)} divides its lines into equally many "
-            f"fields; the first line is {lines[0][:80]!r}",
+            f"{path.files[0]}: none of the separators {list(SEPARATORS)} divides all lines into the same "
+            f"number of fields; the first line is {lines[0][:80]!r}",
             "pass a table whose lines have a fixed number of fields, JSON lines, or Parquet",
         )
     head = _fields(lines, separator, quoted)
@@ -299,7 +301,7 @@ def _separated(path: RawPath, texts: Sequence[_Text]) -> TableSample:
     if repeated:
         raise DataError(
             f"{path.files[0]} has more than one column named {repeated[0]!r}; its first line is {names}",
-            "give each column a different name; if the first line is a row, write a line with names above it",
+            "give each column a different name; if the first line has values, add a line with names above it",
         )
     if quoted and not has_names:
         raise DataError(
@@ -313,7 +315,7 @@ def _separated(path: RawPath, texts: Sequence[_Text]) -> TableSample:
     for text in texts:
         of_file = _names_of(text.text, separator, quoted) if has_names else []
         if of_file and not set(names) <= set(of_file):
-            continue  # A run refuses a file without these columns.
+            continue  # A run rejects a file without these columns.
         tables.append(_parsed(text.text, separator, of_file or names, has_names, quoted))
         tables[-1] = tables[-1].select([name for name in names if name.strip()])
         parts.append(_Part(text.file, tables[-1].num_rows, text.is_whole))
@@ -391,7 +393,7 @@ def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
     others = [one for one in ("\t", ";", "|") if all(one in line for line in lines[:_FEW_LINES])]
     for separator in SEPARATORS:
         if separator == " " and best is not None:
-            continue  # Times and texts contain blanks, so another separator is more likely.
+            continue  # Times and other values contain blanks, so another separator is more likely.
         if separator == "," and others and not any("," in line for line in without_commas[:_FEW_LINES]):
             continue
         if separator == ":" and not any("::" in line for line in lines[:5]):
@@ -421,9 +423,9 @@ def _fields(lines: Iterable[str], separator: str, quoted: bool) -> list[list[str
 def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     """Returns whether the first line has the names of the columns.
 
-    No name may be a number or a date, or empty unless `_is_nameless` accepts its column. If a column with a
-    name has numbers or dates in nearly all other lines, the first line has names. Otherwise, each name must
-    look like a name, and must not be a value of its column in the other lines.
+    A name must not be a number or a date. It may be empty only if `_is_nameless` accepts its column. If any
+    named column has numbers or dates in nearly all other lines, the first line is a header. Otherwise, each
+    name must look like a name, and must not be a value of its column in the other lines.
     """
     columns = [list(values) for values in zip(*others, strict=True)] or [[] for _ in first]
     named = [(name, values) for name, values in zip(first, columns, strict=True) if name.strip()]
@@ -455,7 +457,7 @@ def _has_numbers(values: Sequence[str]) -> bool:
 
 
 def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, quoted: bool) -> pa.Table:
-    """Returns the lines of a text as columns of texts.
+    """Parses lines of a text file into columns of strings.
 
     Lines with a wrong number of fields and columns without a name are left out.
     """
@@ -484,7 +486,7 @@ def _json_lines(path: RawPath, texts: Sequence[_Text]) -> TableSample:
     except RecursionError:
         raise DataError(
             f"{path.files[0]} has a line whose JSON values are nested too deeply",
-            "write one JSON object with a few levels in each line (JSON lines)",
+            "write one JSON object in each line (JSON lines), and nest its values only a few levels deep",
         ) from None
 
 
@@ -517,7 +519,7 @@ def _shallow_json_lines(path: RawPath, texts: Sequence[_Text]) -> TableSample:
 def _json_rows(path: RawPath, lines: Sequence[bytes], *, is_first: bool = True) -> list[Any]:
     """Returns the values of lines. Lines that are not JSON are left out.
 
-    Raises DataError if the first line is not JSON. With `is_first=False`, it is left out, too.
+    Raises DataError if the first line is not JSON. With `is_first=False`, such a line is left out, too.
     """
     rows: list[Any] = []
     for line in lines:
@@ -534,7 +536,7 @@ def _json_rows(path: RawPath, lines: Sequence[bytes], *, is_first: bool = True) 
 
 
 def _from_array(path: str, line: bytes) -> str:
-    """Returns the remedy for a file with one JSON array; an empty text if the file has no array."""
+    """Returns the remedy for a file with one JSON array; an empty string if the file has no array."""
     if not line.lstrip().startswith(b"["):
         return ""
     name = path.rsplit("/", 1)[-1]
@@ -585,7 +587,7 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
 
 
 def _with_signed(table: pa.Table) -> pa.Table:
-    """Returns a table with unsigned integers that do not fit into 64 bits with a sign, as texts."""
+    """Converts columns with unsigned integers that do not fit into int64 to strings."""
     for index, field in enumerate(table.schema):
         if pa.types.is_uint64(field.type):
             most = pc.max(table.column(index)).as_py()

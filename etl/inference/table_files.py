@@ -1,4 +1,4 @@
-"""Finds the files of a table whose location is not described, and the days in their names."""
+"""Finds the files of a table that has no configuration yet, and the days in the names of these files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def find_table(location: str) -> RawPath:
     pattern contains `{date}` in place of the day, with the same notation.
 
     Raises:
-        ConfigError: there is no file, or the names of the files differ by more than a date and numbers behind
+        ConfigError: there is no file, or the names of the files differ by more than a date and numbers after
             it.
     """
     if is_delta_table(location):
@@ -121,7 +121,7 @@ def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
 def _common_pattern(templates: Sequence[str]) -> str | None:
     """Returns a pattern for names with a placeholder for the day; None if there is none.
 
-    Folders and files may differ by numbers behind the day, such as hours. In a folder whose name has the day,
+    Folders and files may differ by numbers after the day, such as hours. In a folder whose name has the day,
     or below it, names of files may be completely different, but must have the same ending.
     """
     ends = [template.rindex("}") + 1 for template in templates]

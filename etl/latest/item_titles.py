@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 TITLE, IMAGE = "title", "image"
-# Maximum lengths. Longer titles are shortened. Longer addresses are left out, because a shortened address is
-# not valid.
+# Maximum numbers of characters. Longer titles are shortened. Longer addresses are left out, because a
+# shortened address is not valid.
 MOST_TITLE, MOST_ADDRESS = 500, 2000
 
 
@@ -49,7 +49,7 @@ class ItemTitle:
 
 
 def title_columns(config: Config) -> dict[str, str]:
-    """Maps `title` and `image`, if they are configured, to columns of the table of items."""
+    """Returns the columns of the table of items for `title` and `image`, if they are configured."""
     items = config.items
     named = {TITLE: items.title, IMAGE: items.image} if items and config.keys else {}
     return {name: column for name, column in named.items() if column is not None}

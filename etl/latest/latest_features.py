@@ -146,7 +146,7 @@ def latest_histories_table(
 
 @dataclass(frozen=True)
 class LatestValues:
-    """Reads the values of each item's last events (section `last_values`) up to a day.
+    """A reader of the values of each item's last events (section `last_values`) up to a day.
 
     Attributes:
         tables: the reader of last values.
@@ -285,7 +285,7 @@ def _cuts_of(values: np.ndarray, config: SplitConfig, timed: bool) -> Cuts:
     return first, second
 
 
-# Publishes tables with the latest features of each user and of each item, up to the run date.
+# The code below publishes tables with the latest features of each user and of each item, up to the run date.
 
 _HAS_ROW = "_has_row"
 

@@ -22,7 +22,8 @@ from storage.publish import rows_of
 from storage.read_parquet import read_file
 
 # With at most this number of rows, the driver reads the files itself, one day at a time. This saves the time
-# to plan and start Spark jobs, which is most of the time of a small run (docs/decisions/jobs.md#0061).
+# to plan and start Spark jobs, which would take most of the time of a small run
+# (docs/decisions/jobs.md#0061).
 ROWS_IN_DRIVER = 10_000_000
 _DAY = "_dt"
 
@@ -72,8 +73,8 @@ def latest_published_rows(
         engine: `workflow.engine` of the configuration.
 
     Returns:
-        An Arrow table sorted by key, or a frame. The result is a frame if the engine is `sql`, or if tasks of
-        Spark return more than ROWS_IN_DRIVER rows.
+        An Arrow table sorted by key, or a Spark frame. The result is a frame if the engine is `sql`, or if
+        there are more than ROWS_IN_DRIVER rows and Spark runs the tasks.
     """
     chosen = choose_engine(engine)
     if chosen == "sql":

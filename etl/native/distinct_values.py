@@ -180,7 +180,7 @@ class Lookup:
         return cls(values, table), np.frombuffer(ids, np.int32)
 
 
-# Adds up the counts of each distinct value, to merge the value counts of file splits and days.
+# The code below merges value counts of file splits and days: it adds up the counts of each distinct value.
 
 
 class Sums:

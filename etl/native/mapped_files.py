@@ -90,7 +90,8 @@ def _intact(path: Path, load: Callable[[Path], Opened]) -> Opened | None:
         return None
 
 
-# Opens tables with statistics by key, which all Python workers of a machine map into memory.
+# The functions below open tables with statistics by key. All Python workers of a machine map these tables
+# into memory.
 #
 # The file of a table contains its key column as a hash table (etl/native/distinct_values.py). A second file
 # contains the whole table.
@@ -147,7 +148,7 @@ def _keys(table: pa.Table) -> pa.Array:
     return table[_KEY].combine_chunks() if len(table) else pa.array([], pa.string())
 
 
-# Opens vocabularies, which all Python workers of a machine map into memory (etl/native/mapped_files.py).
+# The functions below open vocabularies, which all Python workers of a machine map into memory.
 
 _REPAIR = "restore the file, or fit a new workflow (build_features with --set workflow.mode=fit)"
 Vocabulary = tuple[Lookup, np.ndarray]

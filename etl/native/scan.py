@@ -22,8 +22,8 @@ MAX_BLOCK_BYTES = 2**31 - 1
 _OTHERS_AT_ONCE = 1 << 17  # Maximum number of JSON lines that are passed to `read_lines` at once.
 _REASONS = ("", "field_count", "not_utf8")  # the library returns the index of a reason
 
-# Takes the texts of n lines. Returns one array of n values per field, and an array of n reasons. The reason
-# is null for a line that can be split.
+# A function that takes n lines as strings. It returns one array of n values per field, and an array of n
+# reasons. The reason is null for a line that can be split.
 SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
 
@@ -247,8 +247,9 @@ class ScannedJson:
     """The result of scanning one block of n JSON lines.
 
     Attributes:
-        columns: for each name, a dictionary array of n texts of JSON values. A text is null if the line lacks
-            the field, or if the field is null. The text of a JSON string may lack its quotes (json.cpp).
+        columns: for each name, a dictionary array with the field's JSON text in each of n lines. It is null
+            if the line lacks the field, or if the field is null. A JSON string may lack its quotes
+            (json.cpp).
         counts: for each name, an int64 array. Element v is the number of lines with dictionary value v.
         is_object: (n,) bool: which lines are JSON objects.
         broken: maps the index of each line that `read_lines` rejected to the reason.
@@ -260,8 +261,8 @@ class ScannedJson:
     broken: Mapping[int, str]
 
 
-# Takes a block of m lines. Returns which lines are objects, (m,) bool; for each wanted field, m texts of JSON
-# values or null; and the reason of each rejected line.
+# A function that takes a block of m lines. It returns three values: an (m,) bool array that is true for JSON
+# objects, an array of m JSON texts (or nulls) for each wanted field, and the reason for each rejected line.
 ReadJson = Callable[[bytes], tuple[np.ndarray, Sequence[pa.Array], Mapping[int, str]]]
 
 
@@ -387,7 +388,7 @@ def column_of(
         scanned: the block in the memory of the compiled library.
         index: the index of the column.
         rows: number of rows of the block.
-        kind: the type of values of a fixed size; None or a string type for texts.
+        kind: the Arrow type of the values; None if they are strings.
     """
     (values, size, nulls, _), (codes, valid, offsets, data, counts) = scanned.describe("column", index)
     validity = scanned.buffer(valid, (rows + 7) // 8) if nulls else None
@@ -410,9 +411,9 @@ def _no_memory(size: int) -> InfrastructureError:
     )
 
 
-# Decodes the dictionary-encoded pages of one Parquet column with pages.cpp.
+# The code below decodes the dictionary-encoded pages of one Parquet column with pages.cpp.
 
-# Number of bytes of a value in a page. A text has a variable size: its length is stored before its bytes.
+# Number of bytes of a value in a page. A string has a variable size: its length is stored before its bytes.
 _WIDTHS = {pa.string(): 0, pa.int32(): 4, pa.int64(): 8}
 KINDS = frozenset(_WIDTHS)
 
@@ -468,7 +469,7 @@ class PagedColumn:
     def result(self) -> tuple[pa.DictionaryArray, np.ndarray]:
         """Returns the n rows as an array with one dictionary, and the number of rows with each of its values.
 
-        An empty text is null. The dictionary may have values without rows. After this call, no page may be
+        An empty string is null. The dictionary may have values without rows. After this call, no page may be
         added.
         """
         library().nightrank_end_pages(self._pages.address)

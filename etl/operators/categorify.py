@@ -63,9 +63,10 @@ class FittedCategorify(Fitted):
     def _apply_lists(
         self, rows: DataFrame, value: Column, tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Computes the ids of each distinct list once. Joins them to the rows by the text of the list."""
+        """Computes the ids of each distinct list once, and joins them to the rows by a string of the list."""
         key, ids = f"{tag}list", f"{tag}ids"
-        # The text begins with the size of the list: an empty list and a list with one empty text must differ.
+        # The string begins with the size of the list. Otherwise, an empty list and a list of one empty string
+        # would have the same string.
         texts = F.concat_ws(SEPARATOR, F.size(value).cast("string"), F.transform(value, text_column))
         keyed = rows.withColumn(key, texts)
         elements = (
@@ -120,7 +121,7 @@ class Categorify(Operator):
 
     When a workflow is extended, the values of the new training days are counted too. Values that reach
     `min_count` in this way are appended to the vocabulary. The id of a value never changes. Integers are
-    converted to decimal texts. Lists are encoded element by element.
+    first converted to decimal strings. Lists are encoded element by element.
 
     | in   | out (min_count=2; training rows a a b b b c) | out, oov_buckets=4 |
     |------|----------------------------------------------|--------------------|
@@ -158,13 +159,13 @@ class Categorify(Operator):
     )
     counts: bool = Field(
         default=True,
-        description="Whether values of these columns are counted. With false, the columns use the vocabulary "
-        "that other columns `share`, and do not change it. Set false for a history, because its clicks are "
-        "already counted in the column of the item.",
+        description="Whether values of these columns are counted. If false, these columns use the vocabulary "
+        "named in `share`, which other columns build, and do not change it. Set false for the column of a "
+        "history, because its clicks are already counted in the column of the item.",
     )
     values: Values | None = Field(
         default=None,
-        description="The complete vocabulary, in the order of its ids. It then does not depend on the "
+        description="All values of the vocabulary, in the order of their ids. It then does not depend on the "
         "training rows and is never extended. Null: the vocabulary is built from the training rows.",
     )
     max_age_days: Count | None = Field(
@@ -178,7 +179,7 @@ class Categorify(Operator):
         if not self.counts and self.share is None:
             raise ConfigError(
                 "categorify with counts=false needs the vocabulary of other columns, but `share` is not set",
-                "set `share` to the name of a vocabulary that counts other columns, or remove counts=false",
+                "set `share` to the name of a vocabulary that other columns build, or remove counts=false",
             )
         return self
 
@@ -203,7 +204,8 @@ class Categorify(Operator):
     def rule(self) -> Categorify:
         """Returns a copy of the operator with counts=true.
 
-        Operators that share a vocabulary must be equal, except for `counts`: their copies are compared.
+        Operators that share a vocabulary must be equal except for `counts`. To check this, the copies are
+        compared.
         """
         return self.model_copy(update={"counts": True})
 
@@ -218,7 +220,7 @@ class Categorify(Operator):
             return self.min_count
         if column not in self.min_count:
             raise ConfigError(
-                f"categorify min_count={dict(self.min_count)} has no entry for {column}",
+                f"the mapping `min_count` of categorify has no entry for {column}",
                 f"add an entry for {column} to min_count, or set min_count to one number for all columns",
             )
         return self.min_count[column]

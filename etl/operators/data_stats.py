@@ -43,14 +43,16 @@ class FittedDataStats(RowWise):
 
 
 class DataStats(Operator):
-    """Stores in the workflow statistics of each column over the training rows. Columns do not change.
+    """Computes statistics of each column over the training rows, and stores them in the workflow.
+
+    The operator does not change the columns.
 
     The type of a column determines which statistics are stored:
 
     | type   | number of rows and nulls | number of distinct values | min and max |
     |--------|--------------------------|---------------------------|-------------|
     | number | yes                      | yes                       | of values   |
-    | text   | yes                      | yes                       | of lengths  |
+    | string | yes                      | yes                       | of lengths  |
     | list   | yes                      | no                        | of lengths  |
     """
 
@@ -88,7 +90,7 @@ class DataStats(Operator):
         return measured | {"rows": int(counts.sum()), "nulls": int(counts[nulls].sum())}
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        """Merges the statistics of two sets of rows. Used only for columns of lists."""
+        """Merges the statistics of two sets of rows. It is called only for columns of lists."""
         added = {name: first[name] + second[name] for name in ("rows", "nulls")}
         return added | merge_extremes(first, second)
 

@@ -31,14 +31,16 @@ class DifferenceLag(RowChanger):
     """Computes the value of a row minus the value of an earlier row with the same key.
 
     The key of a row consists of its values in the columns `by`. The rows of one day with the same key are
-    ordered by time. Rows with the same time are ordered by their position in the log. In this order, the
-    earlier row is `lag` rows before the row. The difference is null if there is no earlier row, or if one of
-    the two values is null. The new columns are named `<column>_difference_lag_<lag>`. A null in a key column
-    is treated like any other value. Differences outside the range of float32 are clipped to this range.
+    ordered by time. Rows with the same time are ordered by their position in the log. The earlier row is the
+    one that is `lag` rows before the row in this order. The difference is null if there is no earlier row, or
+    if one of the two values is null. The new columns are named `<column>_difference_lag_<lag>`. A null in a
+    key column is treated like any other value. Differences outside the range of float32 are clipped to this
+    range.
 
-    Rows that the section `negatives` adds are never the earlier row. They have the difference of the positive
-    row for which they were drawn, because they have the same user and time. So `by` and `columns` must then
-    not list columns that depend on the item, and `groupby` must not come before this operator.
+    Rows that the section `negatives` adds are never used as the earlier row. Such a row gets the difference
+    of the positive row for which it was drawn, because both rows have the same user and time. Therefore, if
+    `negatives` is set, `by` and `columns` must not list columns that depend on the item, and `groupby` must
+    not come before this operator.
 
     | user | time | I1 | I1_difference_lag_1 (by user) |
     |------|------|----|-------------------------------|
@@ -73,9 +75,10 @@ class DifferenceLag(RowChanger):
         for names, kinds in ((self.by, KEYS), (self.columns, NUMBERS)):
             wrong = [name for name in names if columns.get(name) not in kinds]
             if wrong:
+                present = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
                 raise ConfigError(
                     f"difference_lag lists {wrong}, which are not columns of type {' or '.join(kinds)}",
-                    f"list columns of these types; the columns are {dict(columns)}",
+                    f"list columns of these types; the columns and their types are: {present}",
                 )
         return {**columns, **{self._named(name): "float" for name in self.columns}}
 

@@ -33,7 +33,8 @@ class Dropna(RowFilter):
         unknown = sorted(set(self.columns) - set(columns))
         if unknown:
             raise ConfigError(
-                f"dropna lists {unknown}, which are not columns", f"use some of the columns {sorted(columns)}"
+                f"dropna lists {unknown}, but the log has no such columns",
+                f"choose from the columns {sorted(columns)}",
             )
         return columns
 

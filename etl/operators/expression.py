@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def kinds_of(columns: Mapping[str, Type]) -> dict[str, Kind]:
-    """Returns, for each column that a formula can read, whether its values are numbers or texts.
+    """Maps each column that a formula can read to the kind of its values: `number` or `text`.
 
     Columns of lists are omitted, because formulas cannot read lists.
     """
@@ -73,10 +73,10 @@ class FittedExpression(RowWise):
 class Expression(Operator):
     """Replaces the columns of a group by one new column, which is computed by a formula.
 
-    The formula can read all columns of the group. Numbers are doubles; true and false become 1.0 and 0.0. A
-    formula may contain arithmetic (+ - * / **), comparisons, `and or not`, `in [..]`, `a if test else b`, and
-    the functions `log`, `log1p`, `exp`, `sqrt`, `abs`, `floor`, `ceil`, `min`, `max`, `length`, `contains`,
-    `starts_with`, `ends_with`, `concat`, `coalesce` and `is_null`.
+    The formula can read all columns of the group. Numbers are doubles. If the result is true or false, the
+    new column contains 1.0 or 0.0. A formula may contain arithmetic (+ - * / **), comparisons, `and or not`,
+    `in [..]` and `a if test else b`. The functions are `log`, `log1p`, `exp`, `sqrt`, `abs`, `floor`, `ceil`,
+    `min`, `max`, `length`, `contains`, `starts_with`, `ends_with`, `concat`, `coalesce` and `is_null`.
 
     If an operand is null, the result is null. Exceptions are `and` and `or` (three-valued logic), `coalesce`
     and `is_null`. In `a if test else b`, a null test is treated as false. A numeric result outside the range

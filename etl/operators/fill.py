@@ -49,7 +49,7 @@ class FittedFill(Fitted):
 
 
 class Fill(Operator):
-    """Replaces null by `value`: a number for columns of numbers, a text for columns of strings.
+    """Replaces null by `value`, which is a number for numeric columns and a string for string columns.
 
     Numbers become doubles. With `indicator: true`, a second column `<column>_filled` is added for each
     column. This column is 1.0 where the value was null, and otherwise 0.0.
@@ -65,7 +65,7 @@ class Fill(Operator):
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string")
     value: Number | str = Field(
         default=0.0,
-        description="Value that replaces null: a number for columns of numbers, a text for strings.",
+        description="Value that replaces null: a number for numeric columns, a string for string columns.",
     )
     indicator: bool = Field(
         default=False,
@@ -85,8 +85,8 @@ class Fill(Operator):
                 raise ConfigError(
                     f"`fill` would replace null in {column} by {self.value!r}, but {column} is of type "
                     f"{kind}",
-                    "set `value` of `fill` to a text for columns of strings, and to a number for columns of "
-                    "numbers",
+                    "set `value` of `fill` to a string for string columns, and to a number for numeric "
+                    "columns",
                 )
             types: dict[str, Type] = {column: "string" if kind == "string" else "float"}
             if self.indicator:

@@ -36,7 +36,7 @@ class FittedFillMedian(RowWise):
 
 
 class FillMedian(Operator):
-    """Replaces null by the lower median of the training rows.
+    """Replaces null by the lower median of the column's values in the training rows.
 
     The lower median is the smallest value v such that at least half of the values are <= v. It is computed
     exactly, and is always a value of the column. If a column is null in all training rows, fitting raises

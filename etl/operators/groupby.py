@@ -31,9 +31,10 @@ class Groupby(RowChanger):
     """Combines all rows with the same values in the columns `by` into one row, for example a session.
 
     `aggregates` maps a column to a list of aggregates. `sum`, `mean`, `min` and `max` need numbers. `count`,
-    `first` and `last` also accept texts. `list` needs integers or texts, and collects the values that are not
-    null, in the order of time. New columns are named `<column>_<aggregate>`. `first` is null if the column is
-    null in the first of the combined rows. `last` is null if the column is null in the last of these rows.
+    `first` and `last` also accept strings. `list` accepts a column of integers or strings, and collects its
+    non-null values, ordered by event time. New columns are named `<column>_<aggregate>`. `first` is null if
+    the column is null in the first of the combined rows. `last` is null if the column is null in the last of
+    these rows.
 
     The label of the new row is 1 if the label of one of the combined rows is 1. The new row has the smallest
     row_id, the latest event_time and the largest weight (`log.label.weights`) of the combined rows. The
@@ -64,9 +65,10 @@ class Groupby(RowChanger):
         """
         unknown = [name for name in self.by if columns.get(name) not in KEYS]
         if unknown:
+            present = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
             raise ConfigError(
                 f"groupby.by lists {unknown}, which are not columns of type int or string",
-                f"list columns of these types; the columns are {dict(columns)}",
+                f"list columns of these types; the columns and their types are: {present}",
             )
         types: dict[str, Type] = {name: columns[name] for name in self.by}
         for column, wanted in self.aggregates.items():
@@ -82,8 +84,9 @@ class Groupby(RowChanger):
                 if kind not in takes:
                     raise ConfigError(
                         f"groupby {aggregate} takes a column of type {' or '.join(takes)}, "
-                        f"but {column} is {kind}",
-                        "correct `aggregates` of groupby",
+                        f"but {column} is {kind or 'not a column'}",
+                        f"in `aggregates` of groupby, replace {column} or {aggregate} by another column or "
+                        "aggregate",
                     )
                 types[f"{column}_{aggregate}"] = _gives(aggregate, kind)
         return types
@@ -92,7 +95,8 @@ class Groupby(RowChanger):
         """Returns one row for each combination of values in the columns `by`."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         place = F.struct(*order)
-        # If the rows have these columns, the new rows have them too. They are not in `by` or `aggregates`.
+        # The new rows also have these columns, if the old rows have them. `by` and `aggregates` need not list
+        # them.
         carried: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
         carried |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in rows.columns}
         carried |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}

@@ -69,7 +69,8 @@ class FittedHashBucket(RowWise):
 class HashBucket(Operator):
     """Replaces a value by an id that is computed from a hash of its text. Null gets NULL_ID (1).
 
-    The id is 3 + floorMod(XXH64(UTF-8 text, seed 42), `buckets`). Lists are hashed element by element. The
+    The text of an integer is its decimal notation. The id is 3 + floorMod(XXH64(UTF-8 text, seed 42),
+    `buckets`). Lists are hashed element by element. The
     hash is a signed 64-bit integer, like Spark's `xxhash64`, and the modulo is never negative (as for Spark's
     `pmod` and Python's `%`). Software that treats the hash as unsigned computes other ids for values whose
     hash is negative.

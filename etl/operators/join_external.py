@@ -37,8 +37,10 @@ class ExternalColumn(Strict):
         "`string`: UTF-8 text. `bool`: 1 or 0. `date`: days since 1970-01-01. `timestamp`: µs since "
         "1970-01-01 00:00 UTC. `decimal`: rounded to a double."
     )
-    format: TimeFormat = Field(default=ISO, description="Notation of dates or timestamps in files of text.")
-    source: PlainText | None = Field(default=None, description="Name of the column in the files.")
+    format: TimeFormat = Field(default=ISO, description="Notation of dates or timestamps in text files.")
+    source: PlainText | None = Field(
+        default=None, description="Name of the column in the files. Null: the name is the same."
+    )
     optional: bool = Field(default=False, description="Whether files may lack the column.")
 
     def named(self, name: str) -> Column:
@@ -125,18 +127,21 @@ class JoinExternal(Operator):
     )
     separator: str | None = Field(
         default=None,
-        description="Character between the fields of a line of text. Null: a comma for `csv`, a tab for "
-        "`tsv`.",
+        description="Character between two fields of a line in text files. Null: a comma for `csv`, a tab "
+        "for `tsv`.",
     )
     null_values: Texts = Field(
-        default=("",), description="Texts that stand for null in files of text, besides the empty text."
+        default=("",), description="Strings that mean null in text files. The empty string always does."
     )
     decimal_separator: DecimalSeparator = Field(
         default=POINT,
-        description="Character before the decimals of a number in files of text. `.`: numbers such as 12.50. "
+        description="Character before the decimals of a number in text files. `.`: numbers such as 12.50. "
         "`,`: numbers such as 12,50 or 1.234,50.",
     )
-    time_zone: str = Field(default=UTC, description="Time zone of times without an offset, and of dates.")
+    time_zone: str = Field(
+        default=UTC,
+        description="Time zone in which timestamps without an offset, and dates, are interpreted.",
+    )
     key: str | None = Field(
         default=None,
         description="Key column of the table. Null: it has the same name as the group's column.",

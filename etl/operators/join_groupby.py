@@ -96,7 +96,7 @@ class JoinGroupby(Operator):
     )
     joint: bool = Field(
         default=False,
-        description="Whether all columns of the group together form one key. If not, each column is a key.",
+        description="Whether all columns of the group together form one key. If false, each column is a key.",
     )
 
     @model_validator(mode="after")
@@ -135,7 +135,8 @@ class JoinGroupby(Operator):
             measures |= {
                 f"{column}_rows": F.count(value).cast("double"),
                 f"{column}_sum": exact_sum(value),
-                f"{column}_min": F.min(value) + F.lit(0.0),  # 0.0 instead of -0.0: the rows have no order
+                # -0.0 becomes 0.0. Otherwise, the order of rows could decide which of the two is the result.
+                f"{column}_min": F.min(value) + F.lit(0.0),
                 f"{column}_max": F.max(value) + F.lit(0.0),
             }
         table = rows.groupBy(*GROUP).agg(*(measure.alias(name) for name, measure in measures.items()))

@@ -101,7 +101,8 @@ class ListSimilarity(Operator):
             )
         if len(set(columns.values())) > 1:
             raise ConfigError(
-                f"list_similarity compares two lists of the same type, not {dict(columns)}",
+                "list_similarity compares two lists of the same type, not "
+                + " and ".join(f"{name} ({kind})" for name, kind in columns.items()),
                 "convert both columns to the same type before list_similarity",
             )
         output = self.output or "_sim_".join(columns)

@@ -40,7 +40,7 @@ class FittedRename(RowWise):
 
 
 class Rename(Operator):
-    """Gives columns other names, so that one raw column can become several features. Values do not change.
+    """Renames columns, so that one raw column can become several features. Values do not change.
 
     `names` maps old names to new names. The names of the other columns get the prefix `prefix` and the suffix
     `suffix`.

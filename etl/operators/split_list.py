@@ -1,4 +1,4 @@
-"""SplitList: splits a text at a separator into a list."""
+"""SplitList: splits a string at a separator into a list."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FittedSplitList(RowWise):
 
 
 class SplitList(Operator):
-    """Splits texts at `separator` into lists. Empty elements are removed. Null stays null.
+    """Splits strings at `separator` into lists. Empty elements are removed. Null stays null.
 
     | in      | out (separator="|") |
     |---------|---------------------|

@@ -123,9 +123,9 @@ class TargetEncoding(Operator):
     """Replaces a key by the smoothed mean of `target` over the training rows with this key, out of fold.
 
     The result is (sum + smoothing * prior) / (count + smoothing). Here sum is the sum of `target` over the
-    training rows with the key, count is the number of these rows without null in `target`, and prior is the
-    mean of `target` over all training rows. The method is from Micci-Barreca, "A preprocessing scheme for
-    high-cardinality categorical attributes" (2001), but the weight of the prior is constant.
+    training rows with the key, and count is the number of these rows in which `target` is not null. The prior
+    is the mean of `target` over all training rows. The method is from Micci-Barreca, "A preprocessing scheme
+    for high-cardinality categorical attributes" (2001), except that here the weight of the prior is constant.
 
     The training rows are divided into folds. "Out of fold" means that the result for a training row is
     computed only from the training rows of the other folds. The prior is then the mean over these other
@@ -160,7 +160,7 @@ class TargetEncoding(Operator):
     )
     joint: bool = Field(
         default=False,
-        description="Whether all columns of the group together form one key. If not, each column is a key.",
+        description="Whether all columns of the group together form one key. If false, each column is a key.",
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:

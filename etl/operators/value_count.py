@@ -25,10 +25,10 @@ class FittedValueCount(FittedDataStats):
 
 
 class ValueCount(Operator):
-    """Stores in the workflow the minimum and maximum length of a column's lists in the training rows.
+    """Finds the minimum and maximum length of a column's lists in the training rows.
 
-    Use the maximum to choose the length of a multi-hot input of fixed length. Nulls are ignored. The operator
-    does not change the column.
+    Both numbers are stored in the workflow. Use the maximum to choose the length of a multi-hot input of
+    fixed length. Nulls are ignored. The operator does not change the column.
 
     | in        | stored (training rows [1], [1, 2, 3], null) | out    |
     |-----------|---------------------------------------------|--------|
@@ -55,7 +55,7 @@ class ValueCount(Operator):
         return extremes(pc.list_value_length(values))
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        """Merges the statistics of two sets of rows. Used only for columns of lists."""
+        """Merges the statistics of two sets of rows. It is called only for columns of lists."""
         return merge_extremes(first, second)
 
     def fit(self, step: Step, statistics: Statistics) -> FittedValueCount:

@@ -149,12 +149,12 @@ def _of_module(module: str, name: str) -> Found:
 def _wrong(plugin: Plugin, problem: str) -> ConfigError:
     return ConfigError(
         f"{plugin} is not an operator: {problem}",
-        "let the module define one operator with the name of the entry point; docs/extending.md has an "
-        "example",
+        "define exactly one operator in the module, and give it the name of the entry point; "
+        "docs/extending.md has an example",
     )
 
 
-# Creates the operators of the sections `features` and `prepare` from the entries of a configuration.
+# The functions below create the operators of the sections `features` and `prepare` from a configuration.
 
 # Operators for the section `features`, which transform columns.
 OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = ColumnOperators()
@@ -244,7 +244,7 @@ def stored_fitted_type(name: str, package: str | None) -> type[Fitted]:
     """Returns the type of a fitted step that a workflow contains.
 
     Args:
-        name: the name of the operator.
+        name: the name of the operator, such as `categorify`.
         package: the package that had the operator when the workflow was fitted; None for an operator of
             etl/operators.
 

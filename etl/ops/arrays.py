@@ -1,4 +1,4 @@
-"""Conversions that operators share: of doubles to features, and of columns to codes, numbers or groups.
+"""Conversions that operators share: from doubles to features, and from columns to codes, numbers or groups.
 
 The code of a value is its index in an array of distinct values. Operators that combine rows with equal keys
 use codes to group the rows.
@@ -41,7 +41,8 @@ def from_doubles(values: Any, nulls: Any) -> pa.Array:
     return pa.array(values, pa.float64(), mask=nulls)
 
 
-# Converts columns of Arrow tables to codes and numbers, for operators that combine the rows with equal keys.
+# The functions below convert columns of Arrow tables to codes and numbers. Operators that combine the rows
+# with equal keys use them.
 
 # `groups_of` combines the codes of several columns into one int64. If more than _LARGEST combinations are
 # possible, `groups_of` first replaces those that occur by consecutive numbers.

@@ -327,12 +327,12 @@ class Operator(Parameters, ABC):
         Args:
             values: (n,) distinct values. Null may be one of the values. No value is a list.
             counts: (n,) int64, the number of rows with each value.
-            kind: the type of the values.
+            kind: the type of the values, such as `int` or `string`.
         """
         return self.aggregate_values(values.take(pa.array(np.repeat(np.arange(len(counts)), counts))), kind)
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        """Merges the statistics of two sets of rows. Used only for columns of lists.
+        """Merges the statistics of two sets of rows. It is called only for columns of lists.
 
         Raises:
             ConfigError: the operator accepts lists, but does not define this method.
@@ -400,7 +400,7 @@ class Operator(Parameters, ABC):
         They are added to `GroupParts.sums`.
 
         Args:
-            rows: some of the training rows.
+            rows: a part of the training rows, divided into groups by key.
             means: the result of `group_means` for the groups of `rows`: arrays (rows.size,).
         """
         return {}
@@ -472,7 +472,8 @@ class Pipeline:
         return FeatureGroup(columns=list(self.columns), kind=kind, ops=entries)
 
 
-# Chooses the engine: Spark expressions (`sql`) or Arrow batches in Python workers (`arrow`).
+# Features are computed by one of two engines: Spark expressions (`sql`), or Arrow arrays in Python workers
+# (`arrow`).
 
 Engine = Literal["sql", "arrow"]
 
@@ -522,7 +523,7 @@ class RowFilter(FrameOperator):
         """Returns the raw columns that the condition reads.
 
         Args:
-            columns: the type of each raw column.
+            columns: maps each raw column to its type.
 
         Raises:
             ConfigError: the operator does not define this method.
@@ -538,8 +539,8 @@ class RowFilter(FrameOperator):
 
         Args:
             rows: maps each column of `inputs` to an array of `count` values without a dictionary.
-            count: number of rows.
-            columns: the type of each raw column.
+            count: number of rows, which is the length of each array in `rows`.
+            columns: maps each raw column to its type.
 
         Raises:
             ConfigError: the operator does not define this method.
@@ -549,8 +550,8 @@ class RowFilter(FrameOperator):
     def _no_form(self, method: str) -> ConfigError:
         return ConfigError(
             f"the operator {self.name} cannot filter rows of a log: it does not define `{method}`",
-            f"define the methods `inputs` and `keeps_rows` of {self.name} (etl.ops.base.RowFilter); a "
-            "condition on a Spark frame, `keeps`, is not used any more",
+            f"define the methods `inputs` and `keeps_rows` of {self.name} (etl.ops.base.RowFilter); the "
+            "method `keeps` of earlier releases, which returned a Spark condition, is no longer called",
         )
 
 
@@ -561,9 +562,9 @@ class RowChanger(FrameOperator):
     any order.
 
     Attributes:
-        of_log_rows: whether the operator must not get the rows that the section `negatives` adds. Such a row
-            then has the new columns of the positive row for which it was drawn. The operator must keep all
-            rows.
+        of_log_rows: whether the operator gets only the rows of the log, without the rows that the section
+            `negatives` adds. If true, an added row gets the new columns of the positive row for which it was
+            drawn, and the operator must keep all rows.
     """
 
     of_log_rows: ClassVar[bool] = False
@@ -573,7 +574,9 @@ class RowChanger(FrameOperator):
         """Returns the rows after the operator."""
 
     def apply_table(self, rows: pa.Table) -> pa.Table:
-        """Returns the rows after the operator. `rows` has, for some keys (`key_columns`), all rows of a day.
+        """Returns the rows after the operator.
+
+        For each key that occurs in `rows` (see `key_columns`), `rows` contains all rows of the day.
 
         A column of `rows` is a plain array, a dictionary array or an array of lists, in one or more chunks.
 
@@ -587,10 +590,12 @@ class RowChanger(FrameOperator):
         )
 
     def key_columns(self) -> tuple[str, ...]:
-        """Returns the key columns. All rows of a day with equal values in these columns are passed together.
+        """Returns the key columns.
 
-        The result for a row must depend only on the rows that are passed together with it. If there are no
-        key columns, all rows of the day are passed together.
+        All rows of a day with equal values in these columns are passed to `apply_table` in one call.
+
+        The result for a row must depend only on the rows of the same call. If there are no key columns, all
+        rows of the day are passed in one call.
         """
         return ()
 

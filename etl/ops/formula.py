@@ -149,7 +149,7 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
 
 
 # The input of a compiled formula, which maps the names of columns to their values. In the engine `arrow`, a
-# compiled formula also takes the number of rows, to repeat constants.
+# compiled formula also takes the number of rows, which it needs to repeat constants.
 Columns: TypeAlias = "Mapping[str, Column]"
 Arrays = Mapping[str, pa.Array]
 
@@ -304,7 +304,7 @@ class _Compiler:
     def _combined(self, op: ast.boolop, nodes: list[_Node]) -> _Node:
         """Returns `a and b and …` or `a or b or …`.
 
-        Combines values in pairs, so that calls are not nested deeply.
+        The function combines values in pairs, so that calls are not nested deeply.
         """
         while len(nodes) > 1:
             pairs = [nodes[start : start + 2] for start in range(0, len(nodes), 2)]

@@ -98,7 +98,7 @@ class LookedUp:
         """Returns the values of a table's column for each row; null for a row whose key the table lacks.
 
         Args:
-            name: the name of the column.
+            name: the name of a column of the table.
             rows: (m,) int64, the indices of the rows to return; None for all rows.
         """
         places = self.places if rows is None else self.places.take(pa.array(rows))

@@ -76,7 +76,7 @@ def pages() -> dict[str, str]:
         "two operators.\n\n"
         "The line *Takes* of an operator lists the types of columns that it accepts: `int`, `float`, "
         "`string`, `ints` (lists of integers) and `strings` (lists of strings). "
-        "An operator is computed by one of two engines: `sql` uses Spark expressions and joins, `arrow` uses "
+        "One of two engines computes the features: `sql` uses Spark expressions and joins, and `arrow` uses "
         "Arrow arrays in Python workers. "
         "Three ids are reserved: 0 (PAD_ID) fills empty positions, 1 (NULL_ID) stands for null, and "
         "2 (OOV_ID) stands for values that are not in a vocabulary.\n"
@@ -112,7 +112,7 @@ def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
         return "\n".join([*facts, _FORMS if issubclass(operator, RowChanger) else _FILTERS])
     sentence = f"Takes: {', '.join(operator.takes)}."
     if OPERATORS[operator.name][1].out_of_fold:
-        sentence += " For Spark frames, features are always computed by the engine `sql`."
+        sentence += " In Spark frames, the engine `sql` always computes the features of this operator."
     return "\n".join([*facts, sentence + "\n"])
 
 

@@ -1,8 +1,8 @@
 """The statistics of the training rows that operators can request, and the base class for new statistics.
 
-The attribute `needs` of an operator says which statistics its method `fit` gets. The fit computes them in
-rounds (etl/fit/rounds.py). The fit uses the value counts of the training days if they suffice, and reads the
-training rows otherwise. An operator never reads rows itself.
+The attribute `needs` of an operator names the kind of statistics that its method `fit` receives. A fit
+computes the statistics of all operators in rounds (etl/fit/rounds.py). It uses the value counts of the
+training days if they suffice, and reads the training rows otherwise. An operator never reads rows itself.
 
 If the rows are in the memory of one process, statistics are computed from arrays. The results equal those of
 Spark's aggregates. Statistics by key are computed in parts (`GroupParts`), which are merged key by key. Parts
@@ -22,10 +22,14 @@ import pyarrow.compute as pc
 
 from etl.ops.arrays import from_doubles
 
-# The kinds of statistics that an operator may need.
-# moments: exact mean and standard deviation. aggregates: the result of `Operator.aggregates`. quantiles: the
-# exact quantiles of `Operator.probabilities`. mergeable: the result of `Operator.statistic`. counts: a
-# vocabulary. groups: a keyed table, computed by `Operator.groups`. external: the rows of an external table.
+# The kinds of statistics that an operator may need:
+# - moments: the exact mean and standard deviation.
+# - aggregates: the result of `Operator.aggregates`.
+# - quantiles: the exact quantiles for `Operator.probabilities`.
+# - mergeable: the result of `Operator.statistic`.
+# - counts: a vocabulary.
+# - groups: a table with statistics by key, which `Operator.groups` computes.
+# - external: the rows of an external table.
 Need = Literal["nothing", "moments", "aggregates", "quantiles", "mergeable", "counts", "groups", "external"]
 
 
@@ -121,7 +125,7 @@ class MergeableStatistic(ABC):
 
     @abstractmethod
     def result(self, state: bytes) -> Any:
-        """Returns the statistic as a JSON value: numbers, texts, lists, dictionaries with texts as keys."""
+        """Returns the statistic as a JSON value: a number, string, list or dictionary with string keys."""
 
 
 # Statistics of training rows in the memory of one process.
@@ -134,7 +138,7 @@ _HALF = 2**_HALF_BITS - 1
 # An exact sum is stored in several integers, called limbs. A sum has _FEW_LIMBS limbs if all numbers are
 # below 2**53 units of 1 / _UNITS. If some numbers have up to 38 digits, it has _ALL_LIMBS limbs.
 _FEW_LIMBS, _ALL_LIMBS = 2, 5
-# At most this number of integers of 31 bits can be added as doubles without rounding.
+# Up to this number of 31-bit integers can be added as doubles without rounding.
 _ROWS_ADDED_AS_DOUBLES = 2**22
 
 
@@ -247,8 +251,8 @@ class GroupedNumbers:
 def _limbs_of_large(units: np.ndarray) -> list[np.ndarray]:
     """Returns the 5 limbs of (k,) doubles. The doubles are whole numbers below 1e38.
 
-    Spark converts a double to a decimal through its shortest text. Arrow writes the same text, so converting
-    through this text gives the same decimal.
+    Spark converts a double to a decimal by way of the shortest string that represents the double. Arrow
+    writes the same string, so parsing this string gives the same decimal.
     """
     decimals = pa.array(units).cast(pa.string()).cast(pa.decimal128(38, 0))
     words = np.frombuffer(decimals.buffers()[1], np.int64, 2 * len(units)).reshape(-1, 2)  # (k, low and high)
@@ -310,8 +314,8 @@ class GroupParts:
         sums: maps names to arrays (size, k) int64, which are added when parts are merged. k may differ
             between parts; missing columns count as 0. An array contains either numbers of rows (k = 1) or the
             result of `GroupedNumbers.sums`.
-        least: maps names to arrays (size,) float64, of which the minimum is taken.
-        most: maps names to arrays (size,) float64, of which the maximum is taken.
+        least: maps names to arrays (size,) float64. Merging takes the minimum of each group.
+        most: maps names to arrays (size,) float64. Merging takes the maximum of each group.
     """
 
     size: int
@@ -320,7 +324,7 @@ class GroupParts:
     most: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def count(self, name: str) -> np.ndarray:
-        """Returns `sums[name]` as (size,) int64, if it has the number of rows of each group."""
+        """Returns the counts in `sums[name]`, shape (size,), int64. The array must have one column."""
         return np.ascontiguousarray(self.sums[name][:, 0])
 
     def regrouped(self, groups: np.ndarray, size: int) -> GroupParts:

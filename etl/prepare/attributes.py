@@ -54,8 +54,8 @@ def read_whole_table(
     Returns:
         A table with the columns of `table`, in the order of the files and lines, and the blocks of the table.
         Each column is one chunk: a dictionary array of int64, double or string, or an array of lists.
-        Dictionaries contain no null, but may contain a value twice. For example, the texts `7` and `07` are
-        the same integer.
+        Dictionaries contain no null, but may contain a value twice, for example because the fields `7` and
+        `07` are the same integer.
 
     Raises:
         DataError: a file is damaged or lacks a column, or rows cannot be parsed.
@@ -103,7 +103,7 @@ def _joined(table: RawTable, read: Sequence[ReadBlock]) -> pa.Table:
     return pa.table(columns)
 
 
-# Tables that are joined with rows of the log.
+# The functions below read tables, and join them with rows of the log.
 
 
 def read_attribute_table(
@@ -131,7 +131,7 @@ def read_attribute_table(
     Returns:
         A table with the columns of `table`, in the order of the files and lines. Each column is one chunk: a
         dictionary array of int64, double or string, or an array of lists. Dictionaries contain no null, but
-        may contain a value twice. For example, the texts `7` and `07` are the same integer.
+        may contain a value twice, for example because the fields `7` and `07` are the same integer.
 
     Raises:
         DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/row_rules.py, or a
@@ -156,14 +156,14 @@ def join_attributes(rows: pa.Table, attributes: pa.Table, key: str) -> pa.Table:
     Args:
         rows: n rows with the column `key`: int64 or string, plain or dictionary arrays.
         attributes: the result of `read_attribute_table`, with the same column `key`. If the key is a string
-            in one of the two tables and an integer in the other, texts are compared as integers.
+            in one of the two tables and an integer in the other, strings are compared as integers.
         key: the column of the key.
 
     Returns:
         The columns of `rows`, and then the other columns of `attributes`; n rows.
 
     Raises:
-        DataError: two different texts among the keys of `attributes` are the same integer.
+        DataError: two different strings among the keys of `attributes` are the same integer.
     """
     positions = attribute_rows(rows[key], attributes[key], key)
     parts, start = [], 0
@@ -223,8 +223,8 @@ def plain_array(column: pa.ChunkedArray) -> pa.Array:
 def compares_integers(config: Config, table: RawTable, key: str) -> bool:
     """Returns whether the key of a table of attributes is compared with the log as an integer.
 
-    This is so if the key is a text in one of the two and an integer in the other. For example, `00007` and 7
-    are then the same key.
+    This is the case if the key is a string in one of the two and an integer in the other. For example,
+    `00007` and 7 are then the same key.
     """
     return {config.log.types[key], table.types[key]} == {"int", "string"}
 
@@ -232,15 +232,16 @@ def compares_integers(config: Config, table: RawTable, key: str) -> bool:
 def needs_keys_of_log(config: Config, table: RawTable, key: str) -> bool:
     """Returns whether the keys of the log must be known to find the key of each row in a table of attributes.
 
-    This is so if the log has texts and the table integers: 7 may be the key `7` or `00007` of the log.
+    This is the case if the key is a string in the log and an integer in the table: the integer 7 of the table
+    may be the key `7` or `00007` of the log.
     """
     return compares_integers(config, table, key) and table.types[key] == "int"
 
 
 def key_texts(config: Config, table: RawTable, rows: pa.Table, name: str) -> pa.Array:
-    """Returns the key of each row of a table of attributes, as a text.
+    """Returns the key of each row of a table of attributes, as a string.
 
-    If integers are compared (`compares_integers`), a text that is an integer becomes the text of the integer.
+    If integers are compared (`compares_integers`), a string that is an integer, such as `007`, becomes `7`.
     """
     own = plain_array(rows[name])
     texts = own.cast(pa.string())
@@ -257,19 +258,19 @@ def keyed_rows(
     `etl.spark.raw_frames.keyed_frame` returns the same rows as a frame. If integers are compared
     (`compares_integers`), the result has one row for each key. If several keys of the log are the same
     integer, such as `7` and `07`, each of them has a row. If no key of the log is this integer, the key is
-    the text of the integer. If the key in the table is a text that is no integer, it is the key.
+    the integer as a string. A key of the table that is not an integer stays unchanged.
 
     Args:
         config: the configuration of the run.
         table: the table of attributes.
         rows: the result of `read_attribute_table`.
         name: the column of the key. In the result, it has the type and the values of the log.
-        key: user_key or item_key, the column that the function adds: the key as a text.
-        of_log: rows with the distinct values of the column `key` in the log. They are needed only if the log
-            has texts and the table integers (`needs_keys_of_log`).
+        key: user_key or item_key, the column that the function adds: the key as a string.
+        of_log: rows with the distinct values of the column `key` in the log. They are needed only if
+            `needs_keys_of_log` returns True.
 
     Raises:
-        DataError: integers are compared, and two different texts in the table are the same integer.
+        DataError: integers are compared, and two different strings in the table are the same integer.
     """
     texts = key_texts(config, table, rows, name)
     if not compares_integers(config, table, name):
@@ -300,10 +301,10 @@ def _require_one_text(keys: pa.Array, name: str) -> None:
 
 
 def several_texts(name: str, number: int) -> DataError:
-    """Returns the error for a table in which several texts of the key `name` are the same integer."""
+    """Returns the error for a table in which several strings of the key `name` are the same integer."""
     return DataError(
-        f"the table with the column {name} has several texts for the integer {number}, but keys of the log "
-        "are integers",
+        f"the table with the column {name} writes the integer {number} in several ways, but keys of the "
+        "log are integers",
         f"give {name} the same type in the log and in the table",
     )
 
@@ -328,7 +329,7 @@ def _require_unique_keys(rows: pa.Table, keys: Sequence[str], read: Sequence[Rea
     files = np.repeat(np.arange(len(read)), [len(block.line_numbers) for block in read])
     places = sorted((read[files[row]].path, int(numbers[row])) for row in invalid.tolist())
     lines = " and ".join(f"line {line} of {path}" for path, line in places[:2])
-    values = {name: rows[name][int(invalid[0])].as_py() for name in keys}
+    values = ", ".join(f"{name}={rows[name][int(invalid[0])].as_py()!r}" for name in keys)
     key_names = ", ".join(keys)
     raise DataError(
         f"{places[0][0]}: {len(rows)} rows have {different} different values of {key_names}; "
@@ -340,7 +341,7 @@ def _require_unique_keys(rows: pa.Table, keys: Sequence[str], read: Sequence[Rea
 def _ranks(column: pa.Array) -> np.ndarray:
     """Returns the ranks of n values among the distinct values, from 1; 0 for null: (n,) int64.
 
-    Texts are ordered by their UTF-8 bytes, as in Spark.
+    Strings are ordered by their UTF-8 bytes, as in Spark.
     """
     if not isinstance(column, pa.DictionaryArray):
         column = column.dictionary_encode()

@@ -79,15 +79,15 @@ class ClickFiles:
 class ClickTables:
     """Reads the clicks before a day, from a log that is stored by day. Publishes partitions that are missing.
 
-    A day is usable if it has a raw log, or if its partition was published before its raw log was deleted. The
-    raw log of a published day is read again only if the log or the settings have changed.
+    A day is usable if it has a raw log, or if its partition was published before its raw log was deleted. For
+    a published day, the raw log is read again only if the log or the settings have changed.
 
     Attributes:
         plan, history: the plan of the run, and the section `history`.
         lake: data lake with the table `last_clicks`.
-        rows_of: takes a day, and returns its good rows in any number of tables, in any order: user_key,
-            item_key, label, row_id and, if the log has times, event_time. The function may leave out rows
-            with label 0.
+        rows_of: function that takes the raw files of a day, and yields its good rows in any number of tables
+            and in any order. Their columns are user_key, item_key, label, row_id and, if the log has times,
+            event_time. The function may leave out rows with label 0.
     """
 
     plan: FeaturePlan
@@ -198,7 +198,8 @@ def _write(clicks: pa.Table, partition: Partition, row_group_rows: int) -> list[
     return written
 
 
-# Reads the valid rows of a day's raw log as Arrow tables. Python tasks read the file splits, without a JVM.
+# The functions below read the valid rows of a day's raw log as Arrow tables. Python tasks read the file
+# splits, without a JVM.
 
 _TASK, _LINES = "_task", "_lines"
 _TYPES = {

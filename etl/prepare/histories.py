@@ -7,7 +7,7 @@ history is a slice of the array of sorted clicks.
 
 Clicks are stored in two forms. The first form has one row per user, as in the table `last_clicks` of a lake:
 user_key, items (list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). In
-memory, the lists contain dictionary codes, so that the text of each key is stored only once. The second form,
+memory, the lists contain dictionary codes, so that each key is stored as a string only once. The second form,
 which `recent_clicks` returns, has one row per click, with its row_id, so that the clicks of several parts of
 a day can be merged.
 """
@@ -443,7 +443,7 @@ def _order(users: np.ndarray, times: np.ndarray | None, row_ids: np.ndarray) -> 
 
 
 def _are_last(users: np.ndarray, length: int) -> np.ndarray:
-    """Returns which of n clicks are among the last `length` of their user: (n,) bool.
+    """Returns which of n clicks are among the last `length` clicks of their user: (n,) bool.
 
     `users` has the code of the user of each click. The clicks of a user are adjacent, with the oldest first.
     """

@@ -61,7 +61,8 @@ _LINES_OF_SPLIT = 2**40
 class ValueTables:
     """Reads the last values before a day. Publishes partitions of the table `last_values` that are missing.
 
-    A day is usable if it has a raw log, or if its partition was published before its raw log was deleted.
+    Values of a day are used if the day has a raw log, or if its partition was published before the raw log
+    was deleted.
     """
 
     workers: Workers
@@ -268,7 +269,7 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def last_of_frame(rows: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Does the same as `last_of_table` for a frame."""
+    """Does the same as `last_of_table` for a Spark frame."""
     columns = []
     for name in names:
         # `max_by` ignores rows whose order is null.
@@ -285,8 +286,8 @@ def join_values(rows: Rows, values: Rows, names: Sequence[str], *, timed: bool) 
         rows: rows with item_key and, if `timed` is true, event_time (int64 µs).
         values: the result of `ValueTables.before`: a table if `rows` is a table, or else a frame.
         names: the columns to add.
-        timed: whether a row gets a value only if the time of the value's event is before the row's time. The
-            log of a day may contain rows of an earlier day.
+        timed: whether a row gets a value only if the time of the value's event is before the row's time. This
+            matters because the log of a day may contain rows of an earlier day.
 
     Returns:
         The rows with the new columns at their end. Rows of a table keep their order.

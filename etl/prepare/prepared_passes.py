@@ -83,7 +83,7 @@ _TABLES = ("users", "items")
 
 
 class EarlierDays(Protocol):
-    """Reads a table of earlier days, such as the clicks before a day."""
+    """A reader of a table of earlier days, such as the clicks before a day."""
 
     def digest_before(self, day: str) -> str:
         """Returns a digest of the rows that are joined with the rows of a day."""
@@ -92,7 +92,7 @@ class EarlierDays(Protocol):
 def earlier_digests(
     clicks: EarlierDays | None, values: EarlierDays | None
 ) -> dict[str, Callable[[str], str]]:
-    """Returns, by the name of each input, a function that takes a day and returns the digest of the input.
+    """Maps the name of each input from earlier days to a function that takes a day and returns a digest.
 
     The inputs are the tables of earlier days that are joined with the rows of a day.
 
@@ -209,7 +209,7 @@ class PreparedPasses(ABC):
         return training_blocks(splits, PreparedRows())
 
     def training_rows(self, days: Sequence[RawFiles]) -> DataFrame:
-        """Returns the training rows of scanned days as a frame of Spark, with the column `_day`."""
+        """Returns the training rows of scanned days as a Spark frame, with the column `_day`."""
         self._prepare([raw for raw in days if not self._is_prepared(raw)])
         label: Split | None = "train" if self._plan.is_divided else None
         return reduce(
@@ -491,10 +491,10 @@ def _count_file(tasks: TaskArguments[_CountTask], counted: tuple[str, ...], inde
     return json.dumps({"file": file, "values": values_of})
 
 
-# Writes and reads the files of the table `prepared`: rows of a day with all columns that features read.
+# The code below writes and reads the files of the table `prepared`.
 #
 # A file has rows of one split, with row_id, keys, label, event_time and the raw columns that features read.
-# In the files, texts and lists of texts are dictionary-encoded. Tasks read such columns as dictionary arrays.
+# Strings and lists of strings are dictionary-encoded. Tasks read such columns as dictionary arrays.
 
 # Number of rows of a row group. It is small, because a task reads a whole row group at a time, and a history
 # may have 50 values in each row.
@@ -517,7 +517,7 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
             write_statistics=False,
-            # If the file stored the Arrow schema, other readers could not read dictionaries as texts.
+            # If the file stored the Arrow schema, other readers could not read dictionaries as strings.
             store_schema=False,
         )
     return with_footer(file.name)
@@ -549,7 +549,7 @@ class PreparedRows:
 
 
 def _text_columns(schema: pa.Schema) -> list[str]:
-    """Returns the Parquet paths of the columns that contain texts or lists of texts."""
+    """Returns the Parquet paths of the columns that contain strings or lists of strings."""
     paths = []
     for field in schema:
         kind = field.type.value_type if pa.types.is_list(field.type) else field.type
@@ -565,7 +565,7 @@ def _block(rows: pa.Table) -> ParsedBlock:
     return ParsedBlock(rows.nbytes, len(rows), row_ids, columns, {}, NOTHING_REJECTED)
 
 
-# Deletes prepared rows, and copies of tables of Spark's catalogue, that are no longer needed by any run.
+# The functions below delete prepared rows, and copies of tables of Spark's catalogue, that no run needs.
 
 
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:

@@ -164,13 +164,13 @@ def _leave_last_out(rows: pa.Table) -> np.ndarray:
     return numbers
 
 
-# Draws negatives: items for which a user has no row.
+# The code below draws negatives: items for which a user has no row.
 
 # Columns of the result of `items_of`: the raw value of an item, and the index of the item's first split.
 RAW_ITEM, SINCE = "raw_item", "since"
 _VISIBLE = b"visible"
 _ITEMS_FILE, _LOOKUP_FILE = "items.arrow", "items.lookup"
-# Number of draws that are converted to rows together. With this limit, an array of texts stays far below
+# Number of draws that are converted to rows together. With this limit, an array of strings stays far below
 # 2 GiB.
 _ROWS_AT_ONCE = 2**20
 
@@ -326,7 +326,7 @@ def add_to_log_rows(rows: pa.Table, stride: int, add: Callable[[pa.Table], pa.Ta
     Args:
         rows: the result of `add_negatives`, perhaps with further columns.
         stride: per_positive + 1.
-        add: returns the rows that it gets with further columns, in the same order.
+        add: function that takes rows, and returns them in the same order, with further columns.
 
     Returns:
         All rows in the same order, with the columns that `add` has added.
@@ -431,7 +431,7 @@ def _chosen(values: pa.Array, indices: pa.Array, kind: pa.DataType) -> pa.Array:
     return values.take(indices).cast(kind)
 
 
-# Adds the position at which a row's item was shown to the row's user.
+# The functions below add the position at which a row's item was shown to the row's user.
 
 POSITION = "position"
 _KEYS = (USER_KEY, ITEM_KEY)

@@ -61,7 +61,7 @@ from storage.publish import new_attempt, publish_files
 # than this.
 _TASK_BYTES = 8 * 2**20
 _MAX_BUCKETS = 256
-_COMPRESSED = 5  # approximate ratio of the size of a text to the size of its compressed file
+_COMPRESSED = 5  # approximate ratio of the size of a file's text to the size of the compressed file
 _ARROW_TYPES = {
     "int": pa.int64(),
     "float": pa.float64(),
@@ -84,7 +84,7 @@ class TaskPasses(PreparedPasses):
         super().__init__(workers, plan, lake, earlier_digests(clicks, values))
         self._local, self._clicks, self._values = workers, clicks, values
         require_table_forms(self._plan.changers)
-        # maps the section and paths of a table of attributes to the file with the table's rows
+        # Maps the section and the paths of a table of attributes to the file with the table's rows.
         self._saved: dict[tuple[str, ...], str] = {}
 
     def _prepare_days(self, days: Sequence[RawFiles]) -> None:
@@ -269,7 +269,7 @@ class TaskPasses(PreparedPasses):
             return None
         rows = self._values.before(day)
         if not isinstance(rows, pa.Table):
-            raise ValueError("internal error, please report: processes of this machine have no frames")
+            raise ValueError("internal error, please report: last values are a Spark frame, not a table")
         return save_table(rows, self._new_file())
 
     def _new_file(self) -> str:
@@ -281,7 +281,8 @@ class TaskPasses(PreparedPasses):
         return folder
 
 
-# The tasks that prepare the rows of a day. Each task has all rows of some users, or all rows of the day.
+# The code below runs the tasks that prepare the rows of a day. Each task has all rows of some users, or all
+# rows of the day.
 #
 # The scan pass has stored the good rows of the log in buckets, by a hash of the user (etl.text.stored_rows).
 # A task reads one bucket, and adds in this order: the split, the history, negatives, positions of
@@ -538,7 +539,7 @@ def _in_folder(path: str, split: Split | None) -> str:
     return f"{folder}/{split}/{name}" if split else path
 
 
-# Applies, without Spark, the operators of `prepare` that add columns or combine rows.
+# The functions below apply, without Spark, the operators of `prepare` that add columns or combine rows.
 
 
 def require_table_forms(changers: Sequence[RowChanger]) -> None:
@@ -585,7 +586,7 @@ def apply_row_operators(
             raise ConfigError(
                 f"`apply_table` of the operator {changer.name} did not return a pyarrow.Table with the "
                 f"columns {ROW_ID} and {LABEL}",
-                f"correct the method `apply_table` of {changer.name}",
+                f"change the method `apply_table` of {changer.name} so that it returns such a table",
             )
         rows = changed
     return rows

@@ -145,7 +145,7 @@ def options_to_accept(stops: Iterable[Finding]) -> str:
 def unchecked(
     split: SplitConfig, compared: DayComparison, draws: bool, drawn_columns: Collection[str] = ()
 ) -> list[str]:
-    """Returns a text for each figure that is not compared with a limit. The text includes the reason.
+    """Returns a phrase for each figure that is not compared with a limit: its name and the reason.
 
     The arguments have the same meaning as in `check_limits`.
     """
@@ -199,7 +199,10 @@ def _all_column_figures(exempt: Collection[str], compared: DayComparison) -> Ite
 def _column_figures(column: ColumnReport) -> Iterator[LimitedFigure]:
     null_rate, train_null_rate = column.null_rate, column.train_null_rate
     if null_rate is not None and train_null_rate is not None:
-        message = f"{column.name} is null in {null_rate:.2%} of rows, {train_null_rate:.2%} on the train days"
+        message = (
+            f"{column.name} is null in {null_rate:.2%} of rows, but in {train_null_rate:.2%} of rows on the "
+            "train days"
+        )
         yield LimitedFigure("null_rate_change", column.name, abs(null_rate - train_null_rate), message)
     if column.new_value_rate is not None:
         most = f", most often {_quoted(column.new_top[0][0])}" if column.new_top else ""
@@ -227,7 +230,8 @@ def _rounded_up(value: float) -> str:
     return f"{math.ceil(value / step) * step:.6g}"
 
 
-# Types of the data report of a run date, and their conversion to and from the JSON that is published.
+# The classes below are the types of the data report of a run date. They are converted to the JSON that is
+# published, and back.
 
 Number = int | float
 
@@ -414,18 +418,18 @@ def _tuples(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
     return tuple(tuple(values) for values in lists)
 
 
-# Counts users and items of the log that have no row in their table of attributes, and checks limits.
+# The code below counts users and items that have no row in their table of attributes, and checks limits.
 
 log = logging.getLogger("nightrank.etl")
 Section = Literal["users", "items"]
 
-# In the manifests of the tables `users` and `items`, the numbers of a `MissingRows` have this key.
+# The manifests of the tables `users` and `items` store the numbers of a `MissingRows` under this key.
 FACT = "of_log"
 
 
 @dataclass(frozen=True)
 class MissingRows:
-    """How many users (or items) in the log of a run have no row in the table of users (or items).
+    """The number of users (or items) in the log of a run that have no row in the table of users (or items).
 
     Attributes:
         section: the section of the table: `users` or `items`.

@@ -40,8 +40,8 @@ class ColumnSummary:
         nulls, cells: number of cells that are null, and number of cells that are not null.
         distinct: number of distinct values.
         top: the 20 most frequent values, as pairs (value, number of cells), in descending order of the number
-            of cells. Values with the same number are in ascending order, texts in the order of their UTF-8
-            bytes.
+            of cells. Values with the same number of cells are in ascending order. Strings are ordered by
+            their UTF-8 bytes.
         low, high: minimum and maximum of a numeric column; None for a text column.
         total: sum over the cells of a numeric column, in units of 2**-1074; 0 for a text column.
         bins: maps each bin key (metrics.psi) to the number of cells in this bin; None for a text
@@ -78,7 +78,7 @@ class ColumnSummary:
         )
 
     def to_json(self) -> str:
-        """Returns the summary as a JSON text."""
+        """Returns the summary as a JSON string."""
         return json.dumps({**asdict(self), "bins": self.bins and list(self.bins.items())})
 
     @classmethod
@@ -144,7 +144,8 @@ def summarise_values(values: pa.Array, counts: NDArray[np.int64], kind: Kind) ->
 def most_frequent(values: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the positions of the TOP values with the largest counts, in descending order of the counts.
 
-    Values with equal counts are sorted, texts by their UTF-8 bytes. Values with the count 0 are left out.
+    Values with equal counts are in ascending order; strings are ordered by their UTF-8 bytes. Values with the
+    count 0 are left out.
 
     Args:
         values: (n,) distinct values, without null. The function copies only values that are frequent enough
@@ -183,7 +184,7 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     total = 0
     for exponent, places in zip(kinds.tolist(), np.split(by_exponent, starts[1:]), strict=True):
         high, low = significands[places] >> 31, significands[places] & (2**31 - 1)
-        # Python integers, which cannot overflow
+        # With more cells, the sums use Python integers, which cannot overflow.
         of_places = times[places] if few_cells else times[places].astype(object)
         highs, lows = int((high * of_places).sum()), int((low * of_places).sum())
         shift = exponent - 53 + 1074
@@ -194,7 +195,7 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     return total
 
 
-# The columns of the raw log whose values are counted for the profiles of days.
+# The code below lists the columns of the raw log whose values are counted for the profiles of days.
 
 Kind = Literal["string", "int", "float"]
 LABEL_CELLS = ""  # name of the label's column in value counts; no raw column has this name
@@ -233,7 +234,8 @@ def feature_columns(plan: FeaturePlan) -> list[CountedColumn]:
     return list(columns.values())
 
 
-# Compares the values of a day with the values of the train days: counts new values and frequent values.
+# The code below compares the values of a day with the values of the train days. It counts new values and
+# frequent values.
 
 Count = tuple[str, int, int]
 
@@ -277,7 +279,7 @@ class Values:
         )
 
     def to_json(self) -> str:
-        """Returns the comparison as a JSON text."""
+        """Returns the comparison as a JSON string."""
         return json.dumps(self.__dict__)
 
     @classmethod

@@ -140,7 +140,7 @@ def check_day(
         raise DataError(
             f"{bad:,} of {counted(counts.rows_in, 'row')} of {raw.dt} do not parse ({share:.1%}; "
             f"quality.max_bad_share={plan.config.quality.max_bad_share:.1%}); number of rows by "
-            f"reason: {reasons}{example}",
+            f"reason: {', '.join(f'{reason} {count:,}' for reason, count in reasons.items())}{example}",
             f"{correct}. All rejected rows are in "
             f"{quarantine.path}; if the run does not need them, raise quality.max_bad_share",
         )
@@ -154,7 +154,8 @@ def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool
     event_time, misdated, quality = plan.config.log.event_time, counts.misdated, plan.config.quality
     if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:
         return
-    if misdated.rows > counts.good:  # An earlier release erased users, but did not change `misdated`.
+    # An earlier release erased users without changing `misdated`, so it may exceed the rows that remain.
+    if misdated.rows > counts.good:
         return
     share = misdated.rows / counts.good
     example = describe(event_time, misdated.earliest, plan.config.log)

@@ -170,12 +170,12 @@ def _column_report(name: str, day: ColumnProfile, train: list[ColumnProfile], va
     )
 
 
-# Publishes the profile of a day: exact figures of the rows and of each raw feature column.
+# The code below publishes the profile of a day: exact figures of the rows and of each raw feature column.
 #
 # Usually all rows of a day are in one split. If instead one partition of the log is divided into splits, each
 # of these splits has its own profile.
 
-# Part of the inputs of every profile. Increase this number if the meaning of a figure changes.
+# This number is part of the inputs of every profile. Increase it if the meaning of a figure changes.
 FORMAT = 1
 _MAX_CHARACTERS = 200
 
@@ -224,7 +224,7 @@ class ColumnProfile:
     Attributes:
         nulls, cells: number of cells that are null, and number of cells that are not null.
         distinct: number of distinct values.
-        top: the most frequent values, as pairs (value, number of cells). Long texts are shortened to 200
+        top: the most frequent values, as pairs (value, number of cells). Long strings are shortened to 200
             characters.
         low, high, mean: minimum, maximum and mean of a numeric column; None for a text column.
         bins: a pair (bin key, number of cells) for each histogram bin (metrics.psi); empty for a text
@@ -274,7 +274,7 @@ def profiles_of(
     profile is read. All other profiles are computed from the value counts of their days.
 
     Args:
-        pieces: the pieces; one profile is published for each of them.
+        pieces: the days and their splits. One profile is published for each of them.
         counted: the value counts of the days.
 
     Returns:
@@ -312,8 +312,8 @@ def most_frequent_of_days(
 
     The counts of the 20 most frequent values of each day are added up over the days. Of several values with
     the same number of rows, the smallest is returned. A column is left out if no profile has a value of it,
-    or if its most frequent value is a text that `shortened` has cut. Values of columns of type int and float
-    are numbers, although the profiles have the texts of numbers that a categorical feature reads.
+    or if its most frequent value is a string that `shortened` has cut. If a categorical feature reads a
+    numeric column, the profile stores its numbers as strings. This function converts them back to numbers.
 
     Args:
         lake: the lake with the profiles.
@@ -417,9 +417,9 @@ def _facts(kind: str, summary: ColumnSummary) -> dict[str, Any]:
 
 
 def shortened(value: str | Number) -> str | Number:
-    """Shortens a long text for the facts of a manifest. Numbers and short texts are returned unchanged.
+    """Shortens a long string for the facts of a manifest. Numbers and short strings are returned unchanged.
 
-    Without this limit, a manifest could become very large, because a raw log may contain texts of any length.
+    Without this limit, a manifest could become very large, because strings in a raw log may have any length.
     """
     if not isinstance(value, str) or len(value) <= _MAX_CHARACTERS:
         return value

@@ -45,8 +45,8 @@ class ErasedUsers:
     Attributes:
         salt: the salt of the lake, hexadecimal digits.
         digests: the SHA-256 of salt and id of each user, as 64 hexadecimal digits.
-        integers: the same for the ids as integers, such as 7 for the id `00007`. Empty unless the ids are
-            compared with those of another table as integers.
+        integers: the same digests of the ids as integers, such as 7 for the id `00007`. Empty unless the ids
+            are compared with those of another table as integers.
     """
 
     salt: str
@@ -72,8 +72,8 @@ class ErasedList:
     Attributes:
         salt: the salt of the lake, hexadecimal digits.
         through: maps the digest of each user to the last day whose rows are left out.
-        integers: maps the digest of the text of an integer to the same day, for each id that is the text of
-            an integer in another form, such as `00007` for 7.
+        integers: for each id that is an integer in another notation, such as `00007`, maps the digest of the
+            plain integer (`7`) to the same day.
     """
 
     salt: str
@@ -182,7 +182,7 @@ def require_listed(lake: LakePaths, users: Iterable[str]) -> None:
     known = list_or_new(lake)
     if not known.through.keys() >= {known.digest(user) for user in users}:
         raise InfrastructureError(
-            f"another erasure has replaced {_path(lake)} by a list without these users",
+            f"another erasure has replaced {_path(lake)} with a list that lacks these users",
             "when no other erase_user is running, run erase_user again with the same options: it completes "
             "the erasure",
         )
@@ -197,7 +197,7 @@ def _path(lake: LakePaths) -> str:
     return f"{lake.erasures}/{_FILE}"
 
 
-# Leaves out the rows of erased users when a raw log is read.
+# The code below finds the rows of erased users, which jobs leave out when they read a raw log.
 
 ERASED = "erased_user"
 _AROUND = '"\r'
@@ -231,8 +231,8 @@ def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | N
 def compares_users_as_integers(config: Config, table: RawTable) -> bool:
     """Returns whether ids of users in a table are compared with those of the log as integers.
 
-    This is so for the table of the section `users`, if one of the two has texts and the other integers. The
-    ids of other tables, such as impressions, are compared as texts.
+    This is the case for the table of the section `users`, if its ids are strings and those of the log are
+    integers, or vice versa. The ids of other tables, such as impressions, are compared as strings.
     """
     if config.keys is None or table != config.users:
         return False
@@ -241,7 +241,7 @@ def compares_users_as_integers(config: Config, table: RawTable) -> bool:
 
 @dataclass(frozen=True)
 class LineFields:
-    """Finds the texts in a rejected line of the log that can be the id of a user.
+    """Finds the strings in a rejected line of the log that may be the id of a user.
 
     Attributes:
         separator: the separator of the fields.
@@ -273,7 +273,7 @@ class LineFields:
         return self.with_integers(json_texts(line))
 
     def with_integers(self, texts: set[str]) -> set[str]:
-        """Returns the texts and, if ids are integers, the integers that readers find in the texts."""
+        """Returns the strings and, if ids are integers, the integers that readers find in the strings."""
         if not self.integers:
             return texts
         plain = texts
@@ -311,7 +311,7 @@ def has_erased_field(line: str, fields: LineFields, erased: ErasedUsers) -> bool
 
 
 def json_texts(line: str) -> set[str]:
-    """Returns the names and values in the text of a JSON object, as texts. The object need not be valid."""
+    """Returns the names and values in the text of a JSON object, as strings. The object may be invalid."""
     try:
         return set(_texts_in(json.loads(line)))
     except (ValueError, RecursionError):

@@ -164,7 +164,7 @@ def _first_line(path: str, encoding: Encoding) -> str | None:
         ) from error
 
 
-# Reads the first bytes of raw files, which may be compressed.
+# The functions below read the first bytes of raw files, which may be compressed.
 
 
 def first_bytes(path: str, length: int) -> bytes:
@@ -188,7 +188,7 @@ def _damaged(path: str, error: OSError) -> DataError:
     return DataError(f"{path} cannot be decompressed: {error}", NOT_COMPRESSED)
 
 
-# Reads the footers of Parquet files of raw tables, and checks the types of the listed columns.
+# The code below reads the footers of Parquet files of raw tables, and checks the types of the listed columns.
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _SMALLEST_BYTES = 12  # Size of the magic bytes at both ends of a file, and of the footer's length.
@@ -209,7 +209,7 @@ _UNSIGNED = {"UINT_32": "bigint", "UINT_64": "decimal(20,0)"}
 _SHOWN = 60  # maximum number of characters of a value in an error message
 _HEAD_BYTES = 16
 ONE_VALUE = (
-    "declare a list of texts with `type: list<string>`, and one of whole numbers with `type: list<int>`; "
+    "declare a list of strings with `type: list<string>`, and one of whole numbers with `type: list<int>`; "
     "otherwise store one value in each row"
 )
 _TEXTS = ("STRING", "ENUM", "JSON")
@@ -374,7 +374,7 @@ def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
 
 
 def _stored_scalar(path: str, column: RawColumn, leaf: Any, shown: str) -> Stored:
-    """Returns how a file stores a column of texts or numbers.
+    """Returns how a file stores a column of strings or numbers.
 
     `shown` is the name of its Parquet type for error messages.
     """
@@ -435,7 +435,7 @@ def _require_readable(path: str, column: RawColumn, footer: pq.FileMetaData, ind
 
 
 def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> DataError:
-    """Returns the error for a value that cannot be written exactly as text, in a column of texts.
+    """Returns the error for a value in a column of strings that cannot be read exactly as text.
 
     Args:
         path, column: path of the file and name of the column.
@@ -446,7 +446,7 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
     shown = repr(bytes(value)) if isinstance(value, bytes | bytearray) else str(value)
     what = "is not UTF-8" if isinstance(value, bytes | bytearray) else f"has no text: {WHOLE_RULE}"
     more = f" ({count} values of the column)" if count > 1 else ""
-    remedy = "store the column as texts in UTF-8, or as integers, and deliver the file again"
+    remedy = "store the column as strings in UTF-8, or as integers, and deliver the file again"
     if not isinstance(value, bytes | bytearray):
         remedy += "; if its values are not ids, you can also declare it with `type: float`"
     return DataError(
@@ -455,8 +455,8 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
     )
 
 
-# Reads the footers of Parquet files, even if the writer used types that this version of Arrow does not
-# support.
+# The code below reads the footers of Parquet files, even if the writer used types that this version of Arrow
+# does not support.
 #
 # Programs that use Arrow store an Arrow schema in the footer, beside the Parquet schema. If the program is
 # newer, like delta-rs, this schema may contain types that pyarrow 14 refuses, such as string views. Such a

@@ -80,7 +80,7 @@ def split_files(
 
     Args:
         paths: paths of the files.
-        split_bytes: number of bytes of a split.
+        split_bytes: approximate number of bytes of a split.
         max_expansion: maximum size of a decompressed file, as a multiple of its compressed size.
             A size of up to ALWAYS_ALLOWED_BYTES is always allowed.
 
@@ -121,7 +121,7 @@ def read_blocks(
     Args:
         block_bytes: number of bytes to read at once. With the default, a split of a plain file is one block,
             and a compressed file is read in blocks of 64 MiB. If lines are very short, blocks are smaller.
-        encoding: the encoding of the file. Blocks are always UTF-8.
+        encoding: the character encoding of the file (UTF-8 or Windows-1252). Blocks are always UTF-8.
 
     Raises:
         DataError: a line is longer than 64 MiB, the file is in UTF-16 or UTF-32, or a compressed file is
@@ -176,14 +176,14 @@ def refuse_utf16(path: str, start: bytes) -> None:
 
 
 def as_utf8(text: bytes, encoding: Encoding) -> bytes:
-    """Converts a text to UTF-8. Five bytes without a meaning in Windows-1252 become control characters."""
+    """Converts encoded text to UTF-8. Bytes that Windows-1252 does not define become control characters."""
     if encoding == UTF8:
         return text
     return text.decode(encoding, errors=_LATIN_1).encode()
 
 
 def _as_latin_1(error: UnicodeError) -> tuple[str, int]:
-    """Decodes bytes that have no meaning in Windows-1252 as Latin-1, as browsers do."""
+    """Decodes bytes that Windows-1252 does not define as Latin-1, as browsers do."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return error.object[error.start : error.end].decode("latin-1"), error.end
@@ -268,7 +268,8 @@ def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
     Raises:
         DataError: the line before it is too long.
     """
-    # position of the first byte of `data`; only the last byte of `data` can end a line
+    # `position` is the position of the first byte of `data` in the file. If the loop continues, only the last
+    # byte of `data` can end a line.
     position = file_split.start - 1
     source.seek(position)
     data = source.read(_READ_AHEAD_BYTES)
@@ -322,7 +323,8 @@ def _last_lines(
     If the last of these lines ends after `data`, its end is read from `source`.
     """
     stop = line_start(data, remaining, len(data)) if remaining > 0 else 0
-    line = _complete(data)  # The start of the last line, if `stop` is the end of the bytes.
+    # `line` is where the last, incomplete line starts. It is used only if `stop` is the end of `data`.
+    line = _complete(data)
     # Without LF at the end of the bytes, the line may continue, or a CR may be the first half of CR LF.
     while stop == len(data) and stop > 0 and data[-1:] != b"\n":
         # Each step reads as many bytes as the line has so far, so the time is proportional to its length.
@@ -428,7 +430,7 @@ def _require_short(line_bytes: int, file_split: FileSplit) -> None:
 
 
 def too_large(file_split: FileSplit) -> DataError:
-    """Returns the error of a split that has more than `most_bytes` bytes when it is decompressed."""
+    """Returns the error for a split that becomes larger than `most_bytes` when it is decompressed."""
     return DataError(
         f"{file_split.path} has {file_split.bytes:,} bytes, but becomes more than {file_split.most_bytes:,} "
         "bytes when it is decompressed",

@@ -86,7 +86,8 @@ def copy_of(config: Config, table: RawTable, dt: str, recorder: LineageRecorder 
     return copies_of(config, table, recorder).partition(dt if is_by_day(table) else ALL_DAYS)
 
 
-# Lists the data files in the current version of Delta tables, with the values of their partitions.
+# The code below lists the data files in the current version of Delta tables, with the values of their
+# partitions.
 
 _FILTER = re.compile(r"([^/=]+)=([^/]*)")
 _PARTITION = "partition."  # delta-rs adds this prefix to the names of partition columns
@@ -267,8 +268,8 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
         table.load_as_version(number)
     if table.metadata().configuration.get(_MAPPING, "none") != "none":
         raise DataError(
-            f"the Delta table {root} has {_MAPPING}, so columns have other names in the files than in the "
-            "table",
+            f"the Delta table {root} uses column mapping ({_MAPPING}): its columns have other names in the "
+            "files than in the table",
             "write the table without column mapping, or export its rows as Parquet",
         )
     actions = _table(table.get_add_actions(flatten=True))
@@ -283,7 +284,8 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
         plain = unquote(below)
         if "://" in plain or plain.startswith("/"):
             raise DataError(
-                f"the Delta table {root} has the file {plain} of another folder, as shallow clones have",
+                f"the Delta table {root} lists the file {plain} of another folder; such a table (a shallow "
+                "clone) cannot be read",
                 "give the folder of the original table, or make a deep clone",
             )
         deleted = _digest_of_deleted(masks.get(plain.rpartition("/")[2], []))
@@ -312,7 +314,7 @@ def _text_matches(text: str | None, pattern: str) -> bool:
     return text is not None and (text == pattern or fnmatch.fnmatchcase(text, pattern))
 
 
-# Finds the raw files of one day, or of a table without dates, and computes a digest of these files.
+# The code below finds the raw files of one day, or of a table without dates, and computes a digest of them.
 
 _WILDCARD = re.compile(r"[*?\[]")
 _SUFFIX = re.compile(r"\.\w+$")
@@ -473,7 +475,7 @@ def require_raw(
 
 
 def _require_readable(matches: Sequence[tuple[str, str, fs.FileInfo]], form: Format) -> None:
-    """Raises DataError if a file of text is compressed in a format that no engine can read."""
+    """Raises DataError if a text file is compressed in a format that no engine can read."""
     unreadable = [path for path, _, _ in matches if path.endswith(_UNREADABLE)]
     if unreadable and format_settings(form).is_text:
         raise DataError(
@@ -561,7 +563,7 @@ def _absolute(path: str) -> str:
     return file_io.filesystem(path)[1] if file_io.is_local(path) else path
 
 
-# Finds the log of the items that were shown to users on one day (`serving.impressions`).
+# The functions below find the log of the items that were shown to users on one day (`serving.impressions`).
 #
 # build_features adds positions of this log to the rows of the click log if `row_column` is set. In this case,
 # the log of impressions is an input of everything that is computed from these rows.

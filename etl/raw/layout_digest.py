@@ -129,8 +129,8 @@ def _column_settings(column: Column) -> dict[str, Any]:
     return settings
 
 
-# Decides which partitions of the tables `last_clicks` and `last_values` a day uses, and whether they are up
-# to date.
+# The code below decides which partitions of the tables `last_clicks` and `last_values` a day uses, and
+# whether they are up to date.
 #
 # The rules are the same for Spark frames and for Arrow tables, so both may write partitions of the same lake.
 
@@ -153,10 +153,10 @@ class StoredDays:
     """A table that has one partition for each day of the log, computed from this day alone.
 
     Attributes:
-        table: the table.
+        table: the table, with the partitions of all days.
         days: for each day, the partitions of this number of earlier days are used.
         method: name and value of one of the inputs of each partition. The value says how rows are computed.
-        contents: two texts for warnings: what the partitions contain, and what uses them.
+        contents: two phrases for warnings: what the partitions contain, and what uses them.
     """
 
     table: Table

@@ -1,7 +1,7 @@
 """Describes rejected rows in error messages: file, line, column, value, rule and remedy.
 
 The remedy depends on the reason. For example, the remedy for a wrong separator differs from the remedy for a
-label that is a text.
+label that is not a number.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RejectedLine:
 
 
 def description(table: RawTable, rejected: RejectedLine) -> str:
-    """Returns a text with the number of the row, the rejected value, and the rule that this value breaks."""
+    """Describes a rejected row: its number, the rejected value, and the rule that this value breaks."""
     kind, column = _split(rejected.reason)
     settings = format_settings(table.format)
     place = f"{'line' if settings.is_text and settings.is_row_per_line else 'row'} {rejected.line_number}"
@@ -140,7 +140,7 @@ def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
 
 
 def field_of(table: RawTable, rejected: RejectedLine, column: str) -> str | None:
-    """Returns the text of a column in a row; None if it is empty or cannot be found."""
+    """Returns the value of a column in a row, as a string; None if it is empty or cannot be found."""
     return _field(table, rejected.line, column, _header(table, rejected.file))
 
 
@@ -161,7 +161,7 @@ def _json_value(line: str, path: str) -> Any:
     """Returns the value of a path such as `a.b` in the text of a JSON object; None if there is none."""
     try:
         value = json.loads(line)
-    except ValueError:  # DuckDB accepts some texts that are not valid JSON for Python
+    except ValueError:  # DuckDB accepts some lines that are not valid JSON for Python
         return None
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -200,7 +200,7 @@ def _label_remedy(log: Log, column: str, rejected: RejectedLine) -> str:
         )
     if not _is_number(value):
         return (
-            f"a text such as {_short(value)} cannot be a label: if it is an event, give {column} the type "
+            f"a string such as {_short(value)} cannot be a label: if it is an event, give {column} the type "
             "string in log.columns, and list the events that are clicks in log.label.positive, such as "
             "[cart, purchase]; or write a number for each kind of event, and set log.label.positive_at_least "
             "to the smallest number that is a click"
@@ -246,7 +246,7 @@ def _type_remedy(table: RawTable, section: str, rejected: RejectedLine, column: 
 
 
 def _time_remedy(section: str, column: Column, value: str | None) -> str:
-    """Returns the remedy for a text that is not a time in the declared format."""
+    """Returns the remedy for a value that is not a time in the declared format."""
     if column.type not in TIME_TYPES:
         return DECLARE_TIME
     if column.type == "time":
@@ -266,25 +266,25 @@ def _time_remedy(section: str, column: Column, value: str | None) -> str:
         return f"correct `format` of {column.name} in {section}.columns, or correct the file"
     return (
         f"set `format` of {column.name} in {section}.columns, such as {_quoted(example)}, if times are not "
-        f"written as {other}; if an empty value is written as a text, add it to {section}.null_values; or "
-        "correct the file"
+        f"written as {other}; if the value stands for null, add it to {section}.null_values; or correct the "
+        "file"
     )
 
 
 def _time_of_day_remedy(section: str, column: Column) -> str:
-    """Returns the remedy for a text that is not a time of day in the declared format."""
+    """Returns the remedy for a value that is not a time of day in the declared format."""
     where = f"{section}.columns"
     if column.format != ISO:
         return f"correct `format` of {column.name} in {where}, or correct the file"
     return (
         f'set `format` of {column.name} in {where}, such as "%I:%M %p", if times are not written as '
-        "13:45:00; give it the type timestamp if it also has a date; if an empty value is written as a text, "
-        f"add it to {section}.null_values; or correct the file"
+        "13:45:00; give it the type timestamp if it also has a date; if the value stands for null, add it to "
+        f"{section}.null_values; or correct the file"
     )
 
 
 def _format_of(value: str) -> str | None:
-    """Returns the first known notation that fits a text; None if no known notation fits."""
+    """Returns the first known notation that fits a value; None if no known notation fits."""
     for pattern in (date + time for time in _TIMES for date in _DATES):
         with suppress(ValueError):
             datetime.strptime(value, pattern)
@@ -312,7 +312,7 @@ def _is_number(text: str) -> bool:
 
 
 def _broken_rule(table: RawTable, rejected: RejectedLine, kind: str, column: str) -> str:
-    """Returns a text with the value of a column, and the reason why the row is rejected."""
+    """Returns a clause with the value of a column, and the rule that it breaks."""
     value = field_of(table, rejected, column)
     if kind in ("missing_key", "missing_time") or value is None:
         return f"{column} has no value"
@@ -322,7 +322,7 @@ def _broken_rule(table: RawTable, rejected: RejectedLine, kind: str, column: str
     elif kind == "event":
         rule = "is not an event that log.label names"
     elif kind == "time_range":
-        rule = "is beyond 64 bits in µs"
+        rule = "exceeds 64 bits after conversion to µs"
         if _column_of(table, column).type == "date":
             rule = "is a date before year 1 or after year 9999"
     elif kind in TIME_TYPES:
@@ -354,7 +354,7 @@ def _split(reason: str) -> tuple[str, str]:
 
 
 def _quoted(text: str) -> str:
-    """Returns a text as a YAML string in double quotes."""
+    """Returns a value as a YAML string in double quotes."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -24,7 +24,8 @@ from etl.raw.text_values import numbers, text_array
 from etl.raw.time_text import FIRST_DAY, LAST_DAY, instants, starts_of_days
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
-# Checks ids of users, items and groups: their length, and that they have no control characters.
+# The functions below check ids of users, items and groups: their length, and that they have no control
+# characters.
 
 MAX_KEY_BYTES = 256  # maximum number of bytes of an id in UTF-8
 RULE = (
@@ -237,7 +238,7 @@ def _is_zero_or_one(values: pa.Array) -> pa.Array:
 
 
 def _key(output: str, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of an id. The computed value is the text of the id, which must obey `RULE`."""
+    """Returns the rule of an id. The computed value is the id as a string, which must obey `RULE`."""
     missing = RowCheck(_missing_key(column), lambda values: values.is_null())
     checks = (missing, bad_key(column)) if is_text else (missing,)
     return RowRule(output, column, checks, text_array)
@@ -337,7 +338,8 @@ def floor_divide_array(values: pa.Array, divisor: int) -> pa.Array:
     return pc.subtract(quotients, pc.less(values, pc.multiply(quotients, divisor)).cast(pa.int64()))
 
 
-# Counts the rows of a day's log whose event_time is outside this day, in `log.time_zone` (default: UTC).
+# The code below counts the rows of a day's log whose event_time is outside this day. The day is in the time
+# zone `log.time_zone` (default: UTC).
 #
 # A log may have some such rows: late events, or days of another time zone. If nearly all rows have such
 # times, the configured unit is probably wrong, or the file belongs to another day.
@@ -405,7 +407,7 @@ def count_misdated(times: NDArray[np.int64], bounds: tuple[int, int]) -> Misdate
 
 
 def describe(event_time: EventTime, time: int, log: RawTable) -> str:
-    """Returns a text with the raw value of a time and, if it is an integer, the UTC day that it stands for.
+    """Describes a time in a message: its raw value and, for integers, the UTC day that it stands for.
 
     Args:
         event_time: column and unit of the time.

@@ -3,7 +3,7 @@
 The setting `split.by` chooses the method. With `day`, all rows of a day are in the same split. The methods
 `fraction` and `leave_last_out` divide the rows of one partition. A negative is an added row with label 0,
 which has an item for which the user has no row (`add_negatives`). This module divides rows and draws
-negatives in frames of Spark. etl/prepare/prepared_rows.py does the same without Spark, with the same results.
+negatives in Spark frames. etl/prepare/prepared_rows.py does the same without Spark, with the same results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPLIT = "split"
 # The day of a prepared row: an ISO date, or the run date if the log is one undated table.
 DAY = "_day"
 
-# Part of the digest of prepared rows. Change this text if the code divides the same log differently.
+# This text is part of the digest of prepared rows. Change it if the code divides the same log differently.
 CUT = "by rank of the kept rows"
 
 # Rows are counted in blocks of 2**16 row_ids: a few thousand blocks for hundreds of millions of rows.
@@ -186,7 +186,8 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     return rows.withColumn(SPLIT, split)
 
 
-# Finds the days that a run reads: train, validation and test days. The last of these days is the run date.
+# The function below finds the days that a run reads: train, validation and test days. The last of these days
+# is the run date.
 
 
 def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]) -> dict[Split, list[str]]:
@@ -221,10 +222,10 @@ def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]
     }
 
 
-# Draws negatives in frames of Spark, for logs that record only what users chose.
+# The functions below draw negatives in Spark frames, for logs that record only what users chose.
 
-# A part of the digest of prepared rows. Change this text if the code draws different negatives from the same
-# log. Jobs then prepare the rows again.
+# This text is part of the digest of prepared rows. Change it if the code draws different negatives from the
+# same log. Jobs then prepare the rows again.
 DRAW = "from the split of the row and before"
 _SINCE = "_since"
 

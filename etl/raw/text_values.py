@@ -1,4 +1,4 @@
-"""Converts between texts and typed values: fields of lines, numbers, lists, and the texts of values."""
+"""Converts strings to typed values (the fields of lines, numbers and lists), and values to strings."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from storage.feature_spec import FLOAT32_MAX
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
 
-# Converts arrays of texts to numbers.
+# The functions below convert arrays of strings to numbers.
 #
 # An integer has at most 64 bits. Its fraction, if it has one, consists of zeros: "17.0" is 17. A number is a
-# decimal number within the range of float32. Arrow's cast alone would also accept texts such as "nan" and
+# decimal number within the range of float32. Arrow's cast alone would also accept strings such as "nan" and
 # "inf". A decimal has no exponent and at most 38 digits, including leading and trailing zeros. It is rounded
-# to the nearest double, with ties to even. A boolean is a text such as true, f, YES or 0, and becomes 1 or 0.
-# Texts that do not follow these rules become null.
+# to the nearest double, with ties to even. A boolean is a string such as true, f, YES or 0, and becomes 1 or
+# 0. Strings that do not follow these rules become null.
 
 _INTEGER = r"^[+-]?[0-9]{1,19}([.]0*)?\z"  # in Java, `$` would also match before a line break at the end
 _ZEROS = r"[.]0*$"
@@ -44,7 +44,7 @@ _IS_INTEGER = re.compile(r"[+-]?[0-9]{1,19}([.]0*)?")
 
 
 def integers(text: pa.Array) -> pa.Array:
-    """Converts an array of n texts to int64."""
+    """Converts an array of n strings to int64. A string that is not an integer becomes null."""
     if pc.any(pc.match_substring(text, ".")).as_py():
         is_integer = pc.fill_null(pc.match_substring_regex(text, _INTEGER), False)
         text = pc.if_else(is_integer, pc.replace_substring_regex(text, _ZEROS, ""), text)
@@ -61,7 +61,7 @@ def integers(text: pa.Array) -> pa.Array:
 
 
 def integer_text(text: str) -> str | None:
-    """Returns the text of the integer that `integers` reads: `7` for `007` or `7.0`; None for other texts."""
+    """Returns the integer that `integers` reads, as a string: `7` for `007` or `7.0`; None without one."""
     if not _IS_INTEGER.fullmatch(text):
         return None
     value = int(text.partition(".")[0])
@@ -69,12 +69,12 @@ def integer_text(text: str) -> str | None:
 
 
 def integers_of_texts(text: SparkColumn) -> SparkColumn:
-    """Converts a Spark column of texts to integers, as `integers` converts an array."""
+    """Converts a Spark column of strings to integers, as `integers` converts an array."""
     return F.when(text.rlike(_INTEGER), text.cast("bigint"))
 
 
 def numbers(text: pa.Array) -> pa.Array:
-    """Converts an array of n texts to doubles."""
+    """Converts an array of n strings to doubles. A string that is not a number becomes null."""
     is_number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
     plain = pc.if_else(is_number, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
     values = plain.cast(pa.float64())
@@ -86,10 +86,10 @@ _WITH_GROUPS = r"^[+-]?[0-9]{1,3}([.][0-9]{3})+,[0-9]*([eE][+-]?[0-9]+)?$"
 
 
 def with_decimal_points(text: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Returns texts in which points replace decimal commas: 12.5 for 12,5, and 1234.5 for 1.234,5.
+    """Returns strings in which points replace decimal commas: 12.5 for 12,5, and 1234.5 for 1.234,5.
 
-    A text whose points do not separate groups of three digits before a comma becomes ",". All conversions to
-    numbers reject this text.
+    A string whose points do not separate groups of three digits before a comma becomes ",". All conversions
+    to numbers reject this string.
     """
     with_points = pc.replace_substring(text, ",", ".")
     has_point = pc.match_substring(text, ".")
@@ -101,29 +101,29 @@ def with_decimal_points(text: pa.Array | pa.ChunkedArray) -> pa.Array | pa.Chunk
 
 
 def decimals(text: pa.Array) -> pa.Array:
-    """Converts an array of n texts to doubles. A text with an exponent or over 38 digits becomes null."""
+    """Converts an array of n strings to doubles. A string with an exponent or over 38 digits becomes null."""
     digits = pc.binary_length(pc.replace_substring_regex(text, "[^0-9]", ""))
     fits = pc.and_(pc.match_substring_regex(text, _DECIMAL), pc.less_equal(digits, _MOST_DIGITS))
     return numbers(pc.if_else(pc.fill_null(fits, False), text, pa.scalar(None, pa.string())))
 
 
 def booleans(text: pa.Array) -> pa.Array:
-    """Converts an array of n texts, such as true, f, YES or 0, to int64: 1 or 0."""
+    """Converts an array of n strings, such as true, f, YES or 0, to int64: 1 or 0, or null for others."""
     lower = pc.ascii_lower(text)
     one, zero = (pc.is_in(lower, pa.array(_BOOLEANS[value], pa.string())) for value in (1, 0))
     return pc.if_else(pc.or_(one, zero), one.cast(pa.int64()), pa.scalar(None, pa.int64()))
 
 
-# Divides texts into lists of elements, in Arrow arrays. Empty elements are left out.
+# The functions below divide strings into lists of elements, in Arrow arrays. Empty elements are left out.
 
 
 def text_lists(text: pa.Array, separator: str) -> pa.Array:
-    """Divides n texts at a separator. Returns lists of texts without empty texts; null stays null."""
+    """Divides n strings at a separator. Returns lists of strings without empty ones; null stays null."""
     return without_elements(pc.split_pattern(text, separator), None)
 
 
 def integer_lists(text: pa.Array, separator: str) -> pa.Array:
-    """Divides n texts at a separator (`text_lists`), and converts the elements to int64.
+    """Divides n strings at a separator (`text_lists`), and converts the elements to int64.
 
     The list is null if one of its elements is not an integer of 64 bits.
     """
@@ -143,8 +143,8 @@ def without_elements(lists: pa.Array, unwanted: pa.Array | None) -> pa.Array:
 
     Args:
         lists: n lists, some of them null.
-        unwanted: a boolean for each element of `pc.list_flatten(lists)`. If it is None, null and empty texts
-            are left out.
+        unwanted: a boolean for each element of `pc.list_flatten(lists)`. If it is None, nulls and empty
+            strings are left out.
     """
     flat = pc.list_flatten(lists)
     if unwanted is None:
@@ -164,14 +164,14 @@ def _with_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
 
 
 def _lists(lengths: np.ndarray, like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Divides `elements` into n lists with the lengths (n,). A list is null where `like` is null."""
+    """Divides `elements` into n lists of the given lengths, (n,). A list is null where `like` is null."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     nulls = np.append(like.is_null().to_numpy(zero_copy_only=False), False)
     starts = pa.array(offsets, pa.int32(), mask=nulls) if nulls.any() else pa.array(offsets, pa.int32())
     return pa.ListArray.from_arrays(starts, elements)
 
 
-# Splits lines into fields, and converts fields to typed values.
+# The functions below split lines into fields, and convert fields to typed values.
 #
 # A malformed field causes the rejection of its row, but does not stop the job.
 
@@ -184,8 +184,8 @@ ARROW_TYPES: Mapping[OperatorType, pa.DataType] = {
     "strings": pa.list_(pa.string()),
 }
 
-# For each type whose texts may be malformed: the reason for rejecting the row, and the function that converts
-# texts.
+# For each type whose fields may be malformed: the reason for rejecting the row, and the function that
+# converts fields.
 _CONVERT: Mapping[ColumnType, tuple[str, Callable[[pa.Array, Column, str], pa.Array]]] = {
     "int": ("integer", lambda text, column, zone: integers(text)),
     "float": ("number", lambda text, column, zone: numbers(text)),
@@ -242,9 +242,9 @@ def typed_column(
     says why. The reasons of all other fields are null. If no field is malformed, the second result is None.
 
     Args:
-        raw: (n,) texts.
+        raw: (n,) strings.
         column: name, type, time format and separator of elements.
-        null_values: texts that mean null.
+        null_values: strings that mean null.
         time_zone: the IANA name of the zone of times without an offset.
         decimal_separator: the character before the decimals of a number.
 
@@ -254,7 +254,7 @@ def typed_column(
         time is a number of µs since midnight.
     """
     null = pa.scalar(None, pa.string())
-    if raw.offset:  # pyarrow 14's if_else returns wrong texts for a slice of an array
+    if raw.offset:  # pyarrow 14's if_else returns wrong strings for a slice of an array
         raw = raw.take(pa.array(np.arange(len(raw))))
     text = pc.if_else(pc.is_in(raw, value_set=pa.array(null_values, pa.string())), null, raw)
     if column.type == "string":
@@ -270,7 +270,7 @@ def typed_column(
     return values, pc.if_else(bad, f"{kind}:{column.name}", null)
 
 
-# Splits CSV lines with double quotes by the strict rule of RFC 4180.
+# The functions below split CSV lines with double quotes by the strict rule of RFC 4180.
 #
 # A field that contains a double quote must begin and end with a double quote, and each double quote inside
 # the field must be doubled. A line that violates this rule is rejected with the reason `quote`. The usual
@@ -301,7 +301,7 @@ def split_line(line: str, separator: str) -> list[str] | None:
     return [field[1:-1].replace('""', '"') if field.startswith('"') else field for field in fields]
 
 
-# Converts values to texts, which are then hashed, counted or looked up.
+# The functions below convert values to strings, which are then hashed, counted or looked up.
 #
 # Both engines, `sql` and `arrow`, convert a value to the same bytes.
 
@@ -310,11 +310,11 @@ def split_line(line: str, separator: str) -> list[str] | None:
 # same names (etl/raw/file_columns.py).
 EXACT_BELOW = {"halffloat": 2.0**11, "float": 2.0**24, "double": 2.0**53}
 WHOLE_RULE = (
-    "only a whole number can become a text; a float must also be below 2⁵³ (2²⁴ for 32 bits), because larger "
-    "floats may have been rounded"
+    "only a whole number can be read as text; a float must also be below 2⁵³ (2²⁴ for 32 bits), because "
+    "larger floats may have been rounded"
 )
 
-# Separator and null in joined texts: control characters, which texts of logs rarely contain.
+# Separator and null in joined strings. They are control characters, which strings in logs rarely contain.
 SEPARATOR, MISSING = "\x1f", "\x00"
 
 # Characters with a meaning in a regular expression.
@@ -322,7 +322,7 @@ _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}])")
 
 
 def literal_pattern(text: str) -> str:
-    """Returns a regular expression that matches only the text `text`.
+    """Returns a regular expression that matches only the string `text`.
 
     re.escape would also escape tabs and blanks, which the RAPIDS accelerator does not support.
     """
@@ -330,12 +330,12 @@ def literal_pattern(text: str) -> str:
 
 
 def text_column(value: SparkColumn) -> SparkColumn:
-    """Returns a Spark expression for the text of a value."""
+    """Returns a Spark expression for a value as a string."""
     return value.cast("string")
 
 
 def text_array(values: pa.Array) -> pa.Array:
-    """Returns an array with the texts of n values, shape (n,)."""
+    """Returns n values as strings, shape (n,)."""
     return values if pa.types.is_string(values.type) else values.cast(pa.string())
 
 
@@ -359,9 +359,9 @@ def not_exact(values: pa.Array) -> pa.Array:
 
 
 def whole_number_texts(values: pa.Array) -> pa.Array:
-    """Returns the texts of whole numbers: integers, and floats or decimals for which `not_exact` is false.
+    """Returns whole numbers as strings.
 
-    NaN becomes null.
+    The values must be integers, or floats or decimals for which `not_exact` is false. NaN becomes null.
     """
     kind = values.type
     if pa.types.is_floating(kind):
@@ -373,10 +373,10 @@ def whole_number_texts(values: pa.Array) -> pa.Array:
 
 
 def joined_column(values: Sequence[SparkColumn]) -> SparkColumn:
-    """Returns a Spark expression that joins the values of several columns to one text.
+    """Returns a Spark expression that joins the values of several columns into one string.
 
-    The text is null if all values of the row are null. If there is only one column, the result is the text of
-    its value.
+    The string is null if all values of the row are null. If there is only one column, the result is its value
+    as a string.
     """
     if len(values) == 1:
         return text_column(values[0])
@@ -388,7 +388,7 @@ def joined_column(values: Sequence[SparkColumn]) -> SparkColumn:
 
 
 def joined_array(values: Sequence[pa.Array]) -> pa.Array:
-    """Joins arrays of n values to one array of n texts, the same texts as `joined_column` returns."""
+    """Joins arrays of n values into one array of n strings, the same strings as `joined_column` returns."""
     if len(values) == 1:
         return text_array(values[0])
     parts = [pc.fill_null(text_array(array), MISSING) for array in values]

@@ -1,10 +1,10 @@
-"""Converts texts to times, dates and times of day, and local times to instants, in whole arrays.
+"""Converts arrays of strings to times, dates and times of day, and local times to instants.
 
 Times are µs since 1970-01-01 00:00 UTC, and dates are days since 1970-01-01. Times and dates are in the
 proleptic Gregorian calendar, from year 1 to year 9999. Leap seconds are not supported: the second 60 is not
 valid. The hour 24 is not valid either.
 
-A text without an offset is a local time, which two rules convert to an instant. If a local time occurs twice
+A string without an offset is a local time. Two rules decide which instant it is. If a local time occurs twice
 because clocks are set back, the first of the two instants is used. If clocks skip a local time, it is moved
 forward by the length of the gap. Python's zoneinfo applies the same rules with fold=0 (PEP 495).
 """
@@ -28,10 +28,10 @@ _EPOCH = datetime(1970, 1, 1)
 _FIRST_US = FIRST_DAY * US_OF_DAY
 _DATE_BYTES = 10  # Length of YYYY-MM-DD.
 _MINUTE_BYTES = 16  # Length of YYYY-MM-DDTHH:MM.
-_ROWS = 1 << 16  # Number of texts that are converted at once; it limits the memory of their characters.
-# Largest number of bytes of a text. Longer texts become null: they are not times, or have many blanks.
+_ROWS = 1 << 16  # Number of strings that are converted at once; it limits the memory of their characters.
+# Largest number of bytes of a string. Longer strings become null: they are not times, or have many blanks.
 _LONGEST = 64
-_PADDING = 16  # Number of zeros after the characters of a text, so that a cursor may look ahead.
+_PADDING = 16  # Number of zeros after the characters of a string, so that a cursor may look ahead.
 _MOST_DAYS = 1 << 17  # Number of pairs (time zone, day) whose offsets are kept in memory.
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 _MONTHS = (
@@ -48,7 +48,7 @@ Bools = NDArray[np.bool_]
 
 
 def timestamps(text: pa.Array, pattern: str, time_zone: str) -> pa.Array:
-    """Converts n texts to int64 µs since 1970-01-01 00:00 UTC.
+    """Converts n strings to int64 µs since 1970-01-01 00:00 UTC.
 
     Args:
         text: strings. Null stays null.
@@ -56,7 +56,7 @@ def timestamps(text: pa.Array, pattern: str, time_zone: str) -> pa.Array:
         time_zone: the IANA name of the zone of times without an offset.
 
     Returns:
-        n values; null for a text that does not match the pattern.
+        n values; null for a string that does not match the pattern.
     """
     plain = _plain_iso(text, time_zone) if pattern == ISO else None
     if plain is not None:
@@ -76,11 +76,11 @@ def timestamps(text: pa.Array, pattern: str, time_zone: str) -> pa.Array:
 
 
 def _plain_iso(text: pa.Array, time_zone: str) -> pa.Array | None:
-    """Converts texts with Arrow's faster parser.
+    """Converts strings with Arrow's faster parser.
 
-    Returns None if Arrow's rules for one of the texts may differ from the rules of this module. Arrow also
-    accepts hours without minutes, and the year 0. It refuses fractions of more than six digits. Arrow also
-    has other rules for offsets, so this function accepts only texts without an offset, or with Z.
+    Returns None if Arrow's rules for one of the strings may differ from the rules of this module. Arrow also
+    accepts hours without minutes, and the year 0. It rejects fractions of more than six digits. Because its
+    rules for offsets differ too, this function accepts only strings without an offset, or with Z.
     """
     lengths = pc.binary_length(text)
     fits = pc.or_(pc.equal(lengths, _DATE_BYTES), pc.greater_equal(lengths, _MINUTE_BYTES))
@@ -104,7 +104,7 @@ def _plain_iso(text: pa.Array, time_zone: str) -> pa.Array | None:
 
 
 def dates(text: pa.Array, pattern: str) -> pa.Array:
-    """Converts n texts to int64 days since 1970-01-01; null for a text that does not match the pattern."""
+    """Converts n strings to int64 days since 1970-01-01. A string that does not match becomes null."""
     read = _read_iso_date if pattern == ISO else _reader(pattern)
 
     def convert(cursor: _Cursor) -> Ints:
@@ -115,7 +115,7 @@ def dates(text: pa.Array, pattern: str) -> pa.Array:
 
 
 def times_of_day(text: pa.Array, pattern: str) -> pa.Array:
-    """Converts n texts to int64 µs since midnight; null for a text that does not match the pattern.
+    """Converts n strings to int64 µs since midnight; null for a string that does not match the pattern.
 
     Args:
         text: strings. Null stays null.
@@ -204,17 +204,17 @@ def days_before(year: Ints, month: Ints, day: Ints) -> Ints:
 
 
 class _Cursor:
-    """A cursor over n texts: their characters, the reading position in each text, and the parts read so far.
+    """A cursor over n strings: their characters, the position in each string, and the parts read so far.
 
     Attributes:
-        chars: (n, width) uint8, filled with zeros after the end of a text.
-        ends: (n,) the number of bytes of each text.
-        at: (n,) the position of the next byte of each text.
-        ok: (n,) whether the text is valid up to its position.
+        chars: (n, width) uint8, filled with zeros after the end of a string.
+        ends: (n,) the number of bytes of each string.
+        at: (n,) the position of the next byte of each string.
+        ok: (n,) whether the string is valid up to its position.
         year, month, day, second: (n,) the parts of the date, and the seconds since midnight.
         fraction: (n,) µs of the second.
         offset: (n,) µs by which the local time is ahead of UTC.
-        has_offset: (n,) whether the text has an offset.
+        has_offset: (n,) whether the string has an offset.
     """
 
     def __init__(self, chars: NDArray[np.uint8], ends: Ints) -> None:
@@ -228,13 +228,13 @@ class _Cursor:
         self._rows = np.arange(n)
 
     def peek(self, ahead: int = 0) -> NDArray[np.uint8]:
-        """Returns the byte `ahead` bytes after the position of each text; 0 after the end."""
+        """Returns the byte `ahead` bytes after the position of each string; 0 after the end."""
         return self.chars[self._rows, np.minimum(self.at + ahead, self.chars.shape[1] - 1)]
 
     def skip(self, char: str, when: Bools | None = None) -> None:
         """Reads one character.
 
-        All texts (or all texts in `when`) must have this character at their position.
+        A string (or a string for which `when` is true) without this character at its position is not valid.
         """
         where = np.ones(len(self.at), bool) if when is None else when
         self.ok &= ~where | (self.peek() == ord(char))
@@ -243,7 +243,7 @@ class _Cursor:
     def digits(self, least: int, most: int, when: Bools | None = None) -> tuple[Ints, Ints]:
         """Reads at most `most` digits. Returns the number, and the number of digits.
 
-        A text (or a text in `when`) with fewer than `least` digits is not valid.
+        A string (or a string for which `when` is true) with fewer than `least` digits is not valid.
         """
         value = np.zeros(len(self.at), np.int64)
         count = np.zeros(len(self.at), np.int64)
@@ -307,7 +307,7 @@ class _Cursor:
         return match_index
 
     def finish(self) -> None:
-        """Checks that each text was read to its end, and that its day exists."""
+        """Checks that each string was read to its end, and that its day exists."""
         leap = (self.year % 4 == 0) & ((self.year % 100 != 0) | (self.year % 400 == 0))
         last = _MONTH_DAYS[np.clip(self.month, 0, 12)] + (leap & (self.month == 2))
         self.ok &= (self.at == self.ends) & (self.year >= 1) & (self.day <= last)
@@ -340,7 +340,7 @@ def _read_iso_time_of_day(cursor: _Cursor) -> None:
 
 
 def _iso_time_of_day(cursor: _Cursor, timed: Bools) -> None:
-    """Reads a time of day in the texts for which `timed`, (n,) bool, is true."""
+    """Reads a time of day in the strings for which `timed`, (n,) bool, is true."""
     hours = cursor.number(2, 2, 0, 23, timed)
     cursor.skip(":", timed)
     minutes = cursor.number(2, 2, 0, 59, timed)
@@ -368,10 +368,10 @@ def _iso_date(cursor: _Cursor) -> None:
 
 
 def _reader(pattern: str) -> Callable[[_Cursor], None]:
-    """Returns the function that reads texts by a pattern of directives.
+    """Returns the function that reads strings by a pattern of directives.
 
     Numbers may have one or two digits where Python's strptime accepts one or two. `%Y` has four digits, and
-    `%f` has one to nine. Other characters of the pattern, including blanks, must be the same in the text.
+    `%f` has one to nine. Other characters of the pattern, including blanks, must be the same in the string.
     """
     tokens = tokens_of(pattern)
 
@@ -439,9 +439,9 @@ def _names(names: tuple[str, ...], short: bool) -> tuple[str, ...]:
 
 
 def _converted(text: pa.Array, convert: Callable[[_Cursor], Ints]) -> pa.Array:
-    """Applies `convert` to the texts of an array, a limited number at a time.
+    """Applies `convert` to the strings of an array, a limited number at a time.
 
-    Texts that `convert` cannot convert become null.
+    Strings that `convert` cannot convert become null.
     """
     parts = []
     for start in range(0, len(text), _ROWS):
@@ -454,7 +454,7 @@ def _converted(text: pa.Array, convert: Callable[[_Cursor], Ints]) -> pa.Array:
 
 
 def _characters(text: pa.Array) -> tuple[NDArray[np.uint8], Ints]:
-    """Returns the first bytes of n texts, (n, width) uint8 filled with zeros, and their lengths (n,)."""
+    """Returns the first bytes of n strings, (n, width) uint8 filled with zeros, and their lengths (n,)."""
     offsets = np.frombuffer(text.buffers()[1], np.int32)[text.offset : text.offset + len(text) + 1]
     data = text.buffers()[2]
     content = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)

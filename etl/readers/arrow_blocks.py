@@ -36,7 +36,7 @@ from etl.readers.base import RawBlock
 
 # Spark writes the code of a control character in upper case.
 _CODE = re.compile(r"\\u00[0-9a-f]{2}")
-# Java writes numbers of this size without an exponent.
+# Java writes numbers from _SMALLEST to below _LARGEST without an exponent.
 _SMALLEST, _LARGEST = 1e-3, 1e7
 
 
@@ -125,7 +125,7 @@ def _float(value: float | np.floating[Any]) -> str:
     return f"{mantissa}E{int(exponent)}"
 
 
-# Converts an Arrow table of stored rows to a block of typed rows, for readers of binary formats.
+# The functions below convert an Arrow table of stored rows to a block of typed rows.
 
 
 def check_schema(path: str, schema: pa.Schema, table: RawTable, event_time: EventTime | None) -> list[str]:
@@ -179,7 +179,7 @@ def typed_block(
         rows_before: returns the number of rows of the file before `rows`, for error messages.
 
     Raises:
-        DataError: a value in a column of texts cannot be written exactly as text.
+        DataError: a value in a string column cannot be written exactly as text.
     """
     is_time = event_time.column if event_time else None
     columns: dict[str, pa.Array] = {}

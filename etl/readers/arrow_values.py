@@ -4,17 +4,17 @@ Each distinct value is converted once.
 
 | declared | result | values that fit |
 |---|---|---|
-| int | int64 | integers of 64 bits, booleans (0, 1), texts of integers; floats below 2⁵³ (float32: 2²⁴) |
-| float, decimal | double | numbers within the range of float32, booleans (0, 1), texts of numbers |
-| string | string | texts in UTF-8, whole numbers; an empty text is null |
+| int | int64 | 64-bit integers, booleans (0, 1), strings of integers; floats below 2⁵³ (float32: 2²⁴) |
+| float, decimal | double | numbers within the range of float32, booleans (0, 1), strings of numbers |
+| string | string | UTF-8 strings, whole numbers; an empty string is null |
 | bool | int64, 0 or 1 | booleans, the numbers 0 and 1 |
 | date | int64, days since 1970-01-01 | dates, timestamps (their date in the time zone of the table) |
 | timestamp | int64, µs since 1970-01-01 UTC | timestamps, and dates (at midnight) |
 | time | int64, µs since midnight | times of day |
 | list<int> | list of int64 | lists of whole numbers; null elements are left out |
-| list<string> | list of strings | lists of texts in UTF-8 or of whole numbers; empty texts are left out |
+| list<string> | list of strings | lists of UTF-8 strings or whole numbers; empty strings are left out |
 
-NaN is null. If the declared type is not string, texts are converted as in text files.
+NaN is null. If the declared type is not string, strings are converted like the fields of text files.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ class Converted:
 
 
 class NoTextError(Exception):
-    """A value in a column of texts cannot be written exactly as text.
+    """A value in a string column cannot be written exactly as text.
 
-    Examples are 1.5, and bytes that are not UTF-8. The job stops, and does not quarantine the row. For
-    example, a rounded id may be the id of another user, so the whole column may be wrong.
+    Examples are 1.5, and bytes that are not UTF-8. The job stops instead of quarantining the row, because the
+    whole column may be wrong. For example, a rounded id may be the id of another user.
 
     Attributes:
         column: the name and the declared type of the column.
         row: the index of the first row with such a value.
-        value: the value of this row.
+        value: the value of this row, as a Python object.
         count: number of such values among those that were converted together.
     """
 
@@ -129,10 +129,10 @@ def convert(
         column: name and declared type.
         unit: for the column of the event time, the unit of its integers: s, ms, us or ns. Timestamps are
             converted to this unit and rounded down. A time that does not fit into 64 bits becomes null.
-        time_zone: the time zone of timestamps without a zone, for the types `date` and `timestamp`.
+        time_zone: the time zone in which timestamps without a zone, and dates, are interpreted.
 
     Raises:
-        NoTextError: a value in a column of texts cannot be written exactly as text.
+        NoTextError: a value in a string column cannot be written exactly as text.
     """
     array = one_array(values)
     if column.type in _ELEMENTS and is_list(array.type):
@@ -177,7 +177,7 @@ def reason_of(column: Column) -> str:
 
 
 def time_zone_of(table: RawTable) -> str:
-    """Returns the time zone that a table sets for its timestamps without a zone."""
+    """Returns the time zone in which a table's timestamps without a zone are interpreted."""
     return table.time_zone
 
 
@@ -192,7 +192,8 @@ def null_values(column: Column, rows: int) -> pa.Array:
 def instants(values: pa.Array | pa.ChunkedArray, unit: str, time_zone: str = UTC) -> pa.Array:
     """Converts n timestamps to int64 in a unit, rounded down. A value that does not fit becomes null.
 
-    Timestamps without a time zone are in `time_zone`. If `time_zone` is not UTC, they are rounded down to µs.
+    Timestamps without a time zone are interpreted in `time_zone`. If `time_zone` is not UTC, they are rounded
+    down to µs.
     """
     array = one_array(values)
     if array.type.tz is None and time_zone != UTC:
@@ -246,7 +247,7 @@ def require_type(path: str, column: Column, kind: pa.DataType, is_time: bool) ->
     Args:
         path: the file, for the error message.
         column: name and declared type.
-        kind: the type in the file.
+        kind: the Arrow type of the column in the file.
         is_time: whether the column is the event time, which may be stored as timestamps.
 
     Raises:
@@ -436,7 +437,7 @@ _TIMESTAMP = Column(name="timestamp", type="timestamp")
 
 
 def _converted_lists(values: pa.Array, column: Column) -> Converted:
-    """Converts n lists to the declared type of a column. Leaves out null and empty elements.
+    """Converts n lists to the declared type of a column. Null and empty elements are left out.
 
     A list with an element of a wrong type is malformed.
     """
@@ -477,7 +478,8 @@ def _shown(values: pa.Array, row: int) -> Any:
     return (value.cast(pa.binary()) if is_text(kind) else value)[0].as_py()
 
 
-# Converts columns of the types bool, date, timestamp, time, decimal, list<int> and list<string>.
+# The functions below convert columns of the types bool, date, timestamp, time, decimal, list<int> and
+# list<string>.
 
 _LARGEST = 2**63 - 1
 _US_OF_UNIT = {"s": 10**6, "ms": 10**3, "us": 1}
@@ -498,13 +500,14 @@ def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tup
 
     Returns the values, and an array of reasons (None if no value is rejected). As in
     `etl.raw.text_values.typed_column`, a value that does not fit is null, and has a reason. Timestamps are
-    rounded down to µs. Timestamps without a time zone are in `time_zone`. NaN becomes null, and so does a
-    timestamp that does not fit into 64 bits in µs. Null or empty elements of lists are left out.
+    rounded down to µs. Timestamps without a time zone are interpreted in `time_zone`. NaN becomes null. A
+    timestamp that does not fit into 64 bits in µs also becomes null. Null or empty elements of lists are left
+    out.
 
     Args:
         values: n values of an Arrow type for which `can_hold` is true.
         column: a column of the type bool, date, timestamp, time, decimal, list<int> or list<string>.
-        time_zone: the IANA name of the zone of timestamps that have no zone.
+        time_zone: IANA name of the time zone in which timestamps without a zone are interpreted.
     """
     if pa.types.is_dictionary(values.type):
         distinct, reasons = stored_values(values.dictionary, column, time_zone)
@@ -614,7 +617,7 @@ def _reasons(values: pa.Array, good: pa.Array, reason: str) -> pa.Array | None:
 def utc_micros(values: pa.Array, time_zone: str) -> pa.Array:
     """Returns n timestamps as int64 µs since 1970-01-01 UTC, rounded down.
 
-    Timestamps without a time zone are in `time_zone`.
+    Timestamps without a time zone are interpreted in `time_zone`.
     """
     unit, is_local = values.type.unit, values.type.tz is None
     numbers = values.cast(pa.int64())

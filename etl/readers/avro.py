@@ -39,11 +39,11 @@ _HEADER: Any = {
         {"name": "sync", "type": {"type": "fixed", "name": "sync", "size": _MARKER_BYTES}},
     ],
 }
-# While rows are decoded, they are Python objects, which need many times the bytes of the file.
+# Splits are small, because decoded rows are Python objects, which need many times the bytes of the file.
 _SPLIT_BYTES = 16 * 2**20
 _BLOCK_ROWS = 1 << 16
 _SEARCH_BYTES = 1 << 20
-_XZ_MEMORY_BYTES = 256 * 2**20  # more than the level 9 of xz needs, and less than hostile files may demand
+_XZ_MEMORY_BYTES = 256 * 2**20  # more than xz's level 9 needs, but less than a hostile file may demand
 _MOST_DIGITS = 38  # largest number of digits of a decimal of 128 bits
 
 _PRIMITIVES: Mapping[str, pa.DataType] = {
@@ -58,7 +58,7 @@ _PRIMITIVES: Mapping[str, pa.DataType] = {
     "enum": pa.string(),
 }
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
-# this type stands for records, maps and unions of several types, which no column can have
+# This type stands for records, maps and unions of several types. No column can have such values.
 _NESTED = pa.struct([])
 _WIDER = ({"int", "long"}, pa.int64()), ({"float", "double"}, pa.float64())
 
@@ -69,10 +69,10 @@ class _File:
 
     Attributes:
         path: the path of the file.
-        size: its number of bytes.
-        first_block: the position of the first block, after the header.
-        marker: the 16 bytes after each block.
-        codec: the codec of its blocks.
+        size: number of bytes of the file.
+        first_block: position in bytes of the first block, which follows the header.
+        marker: the 16 bytes that follow each block.
+        codec: name of the compression of the blocks, such as `deflate` or `null`.
         max_expansion: the largest allowed size of decompressed blocks, as a multiple of the compressed size.
         header: the header with a changed schema and without the codec. With this schema, decompressed blocks
             are decoded to values that Arrow can convert.
@@ -129,7 +129,7 @@ class AvroReader(TableReader):
         """Yields the rows of the file's blocks that begin in the range of bytes.
 
         Raises:
-            DataError: the file is damaged, or a value in a column of texts cannot be written exactly as text.
+            DataError: the file is damaged, or a value in a string column cannot be written exactly as text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         end = file.size if file_split.end is None else file_split.end
@@ -174,13 +174,16 @@ def _read_header(path: str, table: RawTable, event_time: EventTime | None) -> _F
             first_block = stream.tell()
             schema: Any = json.loads(header["meta"]["avro.schema"])
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise DataError(f"{path} has no records: its schema is {schema}", "deliver a record for each row")
+        raise DataError(
+            f"{path}: the schema of the Avro file is {json.dumps(schema)}, but it must be a record",
+            "write one Avro record for each row",
+        )
     with _damage(path):
         names = _definitions(schema)
         if not _least_bytes(schema, names, path):
             raise DataError(
-                f"{path}: a row of its schema takes no bytes, so a small file could declare any number of "
-                "rows",
+                f"{path}: a row that has the file's schema takes no bytes, so a small file could declare any "
+                "number of rows",
                 "deliver a file with a column whose type is not null",
             )
         fields = {field["name"]: _arrow_type(field["type"], names) for field in schema["fields"]}
@@ -229,15 +232,15 @@ def _definitions(schema: Any) -> dict[str, Any]:
 def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[str, ...] = ()) -> int:
     """Returns the least number of bytes that a value may need; 0 if some values need no bytes.
 
-    The function refuses arrays of values that need no bytes: a few bytes of the file could stand for billions
-    of values, and the decoder would store all of them. It also refuses records that contain themselves: the
-    decoder could call itself until the stack is full.
+    The function refuses arrays of values that need no bytes. Otherwise, a few bytes of the file could stand
+    for billions of values, and the decoder would store all of them. It also refuses records that contain
+    themselves. Otherwise, the decoder could call itself until the stack is full.
 
     Args:
-        schema: the type.
-        names: the named types of the schema.
+        schema: the Avro type of the value, as parsed from JSON.
+        names: maps the names of the schema's named types to their definitions.
         path: the path of the file, for errors.
-        outer: the records that contain this value.
+        outer: the names of the records that contain this value.
 
     Raises:
         DataError: values of the schema may need unlimited memory.
@@ -257,16 +260,16 @@ def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[
         item = _least_bytes(schema["items" if kind == "array" else "values"], names, path, outer)
         if kind == "array" and not item:
             raise DataError(
-                f"{path}: an element of an array of its schema takes no bytes, so a small file could "
+                f"{path}: the schema has an array whose elements take no bytes, so a small file could "
                 "declare any number of elements",
-                "leave out this column, or give the array another type than null",
+                "deliver the file without this column, or with elements that are not null",
             )
         return 1  # an array or map ends with at least one byte
     if kind != "record":
         return 0 if kind == "null" else 1
     if schema["name"] in outer:
         raise DataError(
-            f"{path}: the record {schema['name']} of its schema contains itself",
+            f"{path}: the record {schema['name']} in the file's schema contains itself",
             "deliver the file without this column, because a single value could need more memory than the "
             "machine has",
         )
@@ -322,7 +325,7 @@ def _time_type(logical: str) -> pa.DataType | None:
 
 
 def _numbers_of_times(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of the integers of times of day. Only columns of type `time` have times of day."""
+    """Replaces times of day in a type by integers. Only columns declared as `time` keep times of day."""
     if pa.types.is_list(kind):
         return pa.list_(_numbers_of_times(kind.value_type))
     if not pa.types.is_time(kind):
@@ -392,7 +395,7 @@ class _DecompressedBlocks:
         """
         self._file = file
         self._most_bytes = max(ALWAYS_ALLOWED_BYTES, int(file.max_expansion * len(stored)))
-        self._bytes = 0  # of the blocks read so far
+        self._bytes = 0  # number of decompressed bytes of the blocks read so far
         self._stored = io.BytesIO(stored)
         self._part = io.BytesIO(file.header)
         self._position = 0
@@ -465,7 +468,7 @@ def _unzstd(stored: bytes, most_bytes: int) -> bytes | None:
 
 
 def _unsnap(stored: bytes, most_bytes: int) -> bytes | None:
-    """The bytes begin with the decompressed size, and end with a checksum of four bytes."""
+    """Decompresses a Snappy block, which begins with the decompressed size and ends with a checksum."""
     size = shift = 0
     for byte in stored[:5]:
         size |= (byte & 0x7F) << shift
@@ -479,9 +482,10 @@ def _unsnap(stored: bytes, most_bytes: int) -> bytes | None:
 
 
 def _unlz4(stored: bytes, most_bytes: int) -> bytes | None:
-    """The bytes begin with the decompressed size.
+    """Decompresses an LZ4 block, which begins with the decompressed size.
 
-    pyarrow would fill a block that is shorter than this size with bytes of its memory; lz4 returns the block.
+    If a block is shorter than this size, pyarrow would fill the rest with arbitrary bytes of its memory. The
+    package lz4 returns only the block.
     """
     import lz4.block
 
@@ -491,7 +495,7 @@ def _unlz4(stored: bytes, most_bytes: int) -> bytes | None:
     return data
 
 
-# Decompresses a block, by the name of its codec (avro.apache.org/docs/1.11.1/specification).
+# Maps a codec to the function that decompresses its blocks (avro.apache.org/docs/1.11.1/specification).
 _DECOMPRESS: Mapping[str, Callable[[bytes, int], bytes | None]] = {
     "deflate": _inflate,
     "bzip2": _bunzip2,
@@ -525,7 +529,7 @@ def _long(value: int) -> bytes:
 
 
 def _records(blocks: Iterable[Any], path: str) -> Iterator[Any]:
-    """Yields the records of blocks. Refuses negative numbers of records, which fastavro would skip."""
+    """Yields the records of blocks. Raises DataError for a negative count, which fastavro would skip."""
     for block in blocks:
         if block.num_records < 0:
             raise DataError(

@@ -65,7 +65,8 @@ def map_in_threads(
             `items`; files are read and decompressed during the iteration.
         function: the function to call. It should spend most of its time in compiled code, which threads run
             in parallel.
-        threads: number of threads, including this one. At most this number of items is in memory at a time.
+        threads: number of threads, including the calling thread. At most this number of items is in memory at
+            a time.
     """
     if threads <= 1:
         yield from map(function, items)
@@ -132,7 +133,7 @@ class TableReader(ABC):
         """
 
 
-# Finds the reader of a format.
+# The functions below find the reader of a format, and open the files of a table with it.
 
 
 def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> TableReader:

@@ -29,7 +29,7 @@ class DeltaReader(TableReader):
     """Reads `delta`.
 
     Attributes:
-        parquet: the reader of the columns that are in the files.
+        parquet: the reader of the columns that are stored in the Parquet files.
         values: maps each partition column of the table to an array with its value in each file, in the order
             of `paths`.
         kept: maps files with deletion vectors to (n,) bool: whether each of their first n rows is kept. All
@@ -88,7 +88,7 @@ class DeltaReader(TableReader):
         """Yields the rows of a file split, with the values of the file's partition.
 
         Raises:
-            DataError: the file is damaged, or a value in a column of texts cannot be written exactly as text.
+            DataError: the file is damaged, or a value in a string column cannot be written exactly as text.
         """
         in_files = [name for name in wanted if name not in self.values]
         first = self._rows_before(file_split)

@@ -74,18 +74,18 @@ def unreadable(error: str) -> DataError:
     """Returns the error for a part of a file that could not be read.
 
     Args:
-        error: the value of the column `error`.
+        error: a value of the column `error`: problem and remedy as JSON.
     """
     problem, remedy = json.loads(error)
     return DataError(problem, remedy)
 
 
 def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
-    """Logs the number of invalid impressions of a day, as a warning if their share is above the limit.
+    """Logs the number of invalid impressions of a day, and warns if their share is above the limit.
 
     Args:
         settings: the section `serving.impressions`.
-        dt: the date of the day.
+        dt: the day, as an ISO date.
         rows: number of impressions. Without impressions, nothing is logged.
         invalid: number of impressions without user, item, position or time.
     """
@@ -108,10 +108,10 @@ class _Layout:
     """What tasks need to read a log of impressions.
 
     Attributes:
-        reader: reads the files.
+        reader: the reader of the log's files.
         columns: maps the columns of LOGGED to columns of the reader's table. Columns that the log does not
             have are missing.
-        time: the rule of the times; None if the log has no times.
+        time: the column and the unit of the times; None if the log has no times.
     """
 
     reader: TableReader

@@ -1,16 +1,16 @@
 """Reads JSON lines (`jsonl`): each line is a JSON object.
 
 The compiled scanner (etl/native/json.cpp) finds the values of plain lines. DuckDB reads all other lines, such
-as lines with escapes. If the library is missing, DuckDB reads all lines. Each distinct value is converted
-once, by these rules:
+as lines with escapes. If the compiled library is missing, DuckDB reads all lines. Each distinct value is
+converted once, by these rules:
 
 * `source` of a column is a path: `a.b` is the field `b` of the object in the field `a`.
 * A field that a line lacks is null, and so is a JSON null. This also holds for a column that is not
   `optional`.
 * A string is converted like a field of a text file; the setting `null_values` applies. A number is converted
-  like its text, so the string "5" and the number 5 are equal. The text of a number is its shortest notation:
-  1.50 is 1.5.
-* true and false become 1 and 0 in columns of numbers, and the texts `true` and `false` in columns of texts.
+  like its text, so the string "5" and the number 5 are equal. The text of a number is its shortest notation,
+  so 1.50 becomes 1.5.
+* true and false become 1 and 0 in numeric columns, and the strings `true` and `false` in string columns.
 * An array fits only the types list<int> and list<string>. Null elements of an array are dropped. A row is
   rejected with the reason `json:<column>` if the column has an object, or an array that does not fit.
 * A line that is not a JSON object, such as an empty line, is rejected with the reason `json`. DuckDB's parser
@@ -134,7 +134,7 @@ class JsonLinesReader(TableReader):
                 encoded = pa.DictionaryArray.from_arrays(
                     encoded.indices.take(pa.array(rows)), encoded.dictionary
                 )
-            # The caller does not need this column. Only reject the rows where it has an object or an array.
+            # The caller does not need the values of this column. Only reject its objects and arrays.
             if column.type == "string" and column.name not in wanted:
                 _reject(malformed, encoded, column)
                 continue
@@ -169,10 +169,10 @@ class JsonLinesReader(TableReader):
 
 
 def refuse_names_with_points(path: str, names: Sequence[str]) -> None:
-    """Raises DataError if a field's name has a point, because a point in `source` is a step in a path.
+    """Raises DataError if a field's name contains a dot, because a dot in `source` separates parts of a path.
 
     Args:
-        path: the file.
+        path: the path of the file.
         names: the names of fields in its JSON objects, such as `user.id`, as `pandas.json_normalize` writes
             them.
     """
@@ -181,7 +181,7 @@ def refuse_names_with_points(path: str, names: Sequence[str]) -> None:
         return
     file = path.rsplit("/", 1)[-1]
     raise DataError(
-        f"{path}: the name of the field {name!r} has a point; readers of JSON lines look for the field "
+        f"{path}: the name of the field {name!r} contains a dot; readers of JSON lines look for the field "
         f"{name.split('.', 1)[1]!r} in the object {name.split('.', 1)[0]!r}",
         f"convert such fields to objects: `jq -c '{_JQ_NESTED}' {file} > nested_{file}`",
     )
@@ -233,7 +233,7 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
         tokens: (n,) strings: texts of JSON values, or null. A JSON string may be passed without its quotes,
             unless the text would then be another JSON value, such as 5 or true.
         column: name, type, time format and separator of elements.
-        table: the table, with its texts for null and its time zone.
+        table: the settings of the table, such as null values, decimal separator and time zone.
 
     Returns:
         n values, and n reasons. A value that does not fit the type of the column is null and has a reason.

@@ -27,8 +27,8 @@ class _File:
 
     Attributes:
         path: the path of the file.
-        bytes: size of the content.
-        stripes: number of stripes.
+        bytes: number of bytes of the stripes.
+        stripes: number of stripes, which are ORC's groups of rows.
         names: the names in the file of those columns of the table that the file has.
     """
 
@@ -79,8 +79,8 @@ class OrcReader(TableReader):
         """Yields the rows of the stripes as one block.
 
         Raises:
-            DataError: the file is damaged, or a value in a column declared as string cannot be converted to a
-                text exactly (see NoTextError).
+            DataError: the file is damaged, or a value in a string column cannot be written exactly as text
+                (see NoTextError).
         """
         file = next(one for one in self.files if one.path == file_split.path)
         rows = _read(file, range(file_split.start, file_split.end or 0), self.table.columns)

@@ -55,7 +55,7 @@ _VALUE_BYTES = 4
 # A row group that is larger than this multiple of a split is read as several blocks.
 _BLOCK_SPLITS = 4
 _TEXTS = pa.dictionary(pa.int32(), pa.string())
-# The encodings of values and levels from which Arrow can read a column of texts as a dictionary array.
+# The encodings of values and levels from which Arrow can read a string column as a dictionary array.
 _DICTIONARY_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"))
 # The values of a column, and the number of rows with each value of its dictionary, int64.
 _CountedValues = tuple[pa.DictionaryArray, np.ndarray]
@@ -159,8 +159,8 @@ class ParquetReader(TableReader):
         """Yields the rows of some row groups as one block, or of a large row group as several blocks.
 
         Raises:
-            DataError: the file is damaged, or a value in a column declared as string cannot be converted to a
-                text exactly (see NoTextError).
+            DataError: the file is damaged, or a value in a string column cannot be written exactly as text
+                (see NoTextError).
         """
         file = next(one for one in self.files if one.path == file_split.path)
         first_row = sum(file.group_rows[: file_split.start])
@@ -339,9 +339,9 @@ def _read(
 
 
 def _with_dictionaries(footer: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]) -> list[str]:
-    """Returns the columns that Arrow can read as dictionary arrays, as far as their encodings allow it.
+    """Returns those of the columns `names` whose encodings Arrow can read as dictionary arrays.
 
-    For example, version 2 of Parquet has encodings of texts that Arrow can only read as plain arrays.
+    For example, version 2 of Parquet has encodings of strings that Arrow can read only as plain arrays.
     """
     indices = [index for index in range(footer.num_columns) if footer.schema.column(index).path in names]
     chunks = [footer.row_group(group).column(index) for group in groups for index in indices]
@@ -371,7 +371,8 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
     Timestamps of 96 bits are instants, so their type has the time zone UTC. Arrow reads them without a zone.
 
     Some writers store a time before 1970 in 96 bits as a day and a negative number of nanoseconds of the day.
-    Arrow reads this number as unsigned. Such times are 2⁶⁴ ns too late, in the years 2262 to 2554.
+    Arrow reads this number as unsigned, so it returns a time that is 2⁶⁴ ns too late (in the years 2262 to
+    2554). This function corrects such times.
     """
     values = rows.column(column.source_name)
     if not stored.is_int96:
@@ -440,7 +441,7 @@ def _group_bytes(footer: pq.FileMetaData, table: RawTable) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-# Reads columns whose pages are all dictionary-encoded, without Arrow.
+# The code below reads columns whose pages are all dictionary-encoded, without Arrow.
 #
 # Such a column chunk has one page with its distinct values, and pages with the index of each row's value.
 # Arrow would create an array for each chunk. The dictionaries would then have to be merged, and the rows with
@@ -469,7 +470,7 @@ class _Page:
     Attributes:
         count: number of values of a dictionary page, or number of rows of a data page.
         levels: the definition levels, which mark null rows; None if no row can be null.
-        body: the data of the page.
+        body: the values of a dictionary page, or the encoded indices of a data page.
     """
 
     count: int
@@ -486,7 +487,7 @@ def read_paged(
         source: the open file.
         footer: the footer of the file.
         groups: indices of row groups, at least one.
-        names: names of columns.
+        names: the names of the columns in the file.
 
     Returns:
         For each column that was read: its n values, and the number of rows with each value of its dictionary,
@@ -569,7 +570,7 @@ def _pages(data: memoryview, chunk: pq.ColumnChunkMetaData, nullable: bool) -> l
 
 
 def _is_read(header: Header, is_first: bool, nullable: bool) -> bool:
-    """Returns whether this module can read a page. The first page must have values, all others indices."""
+    """Returns whether this module can read a page. The first page has values, the others have indices."""
     kind = header[_TYPE]
     encodings = (_PLAIN, _OLD_DICTIONARY) if is_first else (_OLD_DICTIONARY, _DICTIONARY)
     has_runs = kind != _DATA or not nullable or header.get(_LEVEL_ENCODING) == _RUNS
@@ -605,7 +606,7 @@ def _decompressed(stored: memoryview, size: int, codec: str | None) -> pa.Buffer
     return pa.Codec(codec).decompress(stored, size)
 
 
-# Compares the pages of Parquet files with the checksums that some writers, such as Spark, store.
+# The functions below compare pages with the checksums that some writers, such as Spark, store.
 
 # Fields of a page header.
 COMPRESSED_BYTES, _CHECKSUM = (3,), (4,)
@@ -632,7 +633,7 @@ def verify_pages(
     Args:
         source: the open file.
         footer: the footer of the file.
-        groups: indices of row groups.
+        groups: indices of the row groups to verify.
         names: names of columns. The name of a nested column selects all its leaves.
 
     Raises:
@@ -667,7 +668,7 @@ def pages_of(chunk: memoryview, path: str) -> Iterator[tuple[Header, memoryview]
     """Yields the header and the bytes of each page of a column chunk. Verifies pages that have a checksum.
 
     Args:
-        chunk: the pages of the chunk.
+        chunk: the bytes of all pages of the column chunk.
         path: the name of the column, for error messages.
 
     Raises:
@@ -695,7 +696,7 @@ def _integers(data: memoryview, position: int, fields: Header, outer: tuple[int,
 
     Args:
         data: bytes that contain the header of a page.
-        position: the position of the struct.
+        position: the index in `data` at which the struct begins.
         fields: maps the identifiers of fields to their integers; the function adds entries.
         outer: the identifiers of the fields around the struct.
 

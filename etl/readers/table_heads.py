@@ -30,12 +30,12 @@ def check_heads(
 ) -> None:
     """Checks the header or schema, and the values of the first rows, of every file of a table.
 
-    Reads at most the first block of a text file, and the first row group or stripe of other files. Spark may
-    still refuse the table later, because Spark reads fewer types of columns.
+    The function reads at most the first block of a text file, and the first row group or stripe of other
+    files. Spark may still refuse the table later, because Spark reads fewer types of columns.
 
     Args:
         table: a table other than the log. All rows of the table must be valid.
-        paths: the files of the table.
+        paths: the files of the table. Each of them is checked.
         section: the section of the configuration, for error messages.
         id_column: the column with ids of users or items; None if there is none.
         is_unique: whether each id may have only one row.
@@ -71,7 +71,7 @@ class _Head:
     """The first rows of a file.
 
     Attributes:
-        path: the file.
+        path: the path of the file.
         rejected: the first of these rows that cannot be parsed; None if there is none.
         ids: the ids of users or items; None if they were not read.
     """
@@ -97,8 +97,8 @@ def unusable(table: RawTable, section: str, first: RejectedLine, count: int | No
     """Returns the error for a table with rows that cannot be parsed.
 
     Args:
-        table, section: as for `check_heads`.
-        first: the first of these rows.
+        table, section: the table, and the configuration section that describes it.
+        first: the first of these rows, with its file, line number, reason and text.
         count: number of these rows; None if it is not known.
     """
     do = "does" if count == 1 else "do"
@@ -153,7 +153,7 @@ def _head_of_rows(reader: TableReader, file_split: FileSplit, id_column: str | N
     """Returns the first rows of a file that is not text, with the first of _ROWS rows that has a bad value.
 
     Args:
-        reader: reads the file.
+        reader: the reader of the table.
         file_split: the first split of the file.
         id_column: the column with ids of users or items; None if there is none.
     """

@@ -40,7 +40,7 @@ class TextReader(TableReader):
             that the files do not have.
         width: number of fields in a line.
         of_files: positions and width of each csv file whose header differs from the first header, by path.
-        scanner: finds the fields of a block.
+        scanner: the function that finds the fields of a block, on a CPU or on a GPU.
     """
 
     positions: tuple[int | None, ...]
@@ -218,7 +218,7 @@ def rows_of_displays(block: bytes | memoryview, separator: str) -> bytes:
 
     Args:
         block: lines that end with LF. The last line may lack the LF.
-        separator: the separator of the fields.
+        separator: the character between two fields.
     """
     lines = pa.array(bytes(block).removesuffix(b"\n").split(b"\n"), pa.large_binary())
     fields = pc.split_pattern(lines, separator.encode(), max_splits=1, reverse=True)

@@ -82,7 +82,7 @@ def copy_tables(
     Args:
         spark: the session, whose catalogue has the tables.
         plan: the plan of the configuration.
-        run_date: the run date.
+        run_date: the run date, as an ISO date.
         recorder: records the tables as inputs of the run, and the copies that are published.
         days: the days to copy, for tables that are read by day. None means all days that a run of
             `build_features` reads.
@@ -132,7 +132,7 @@ def _publish(
 ) -> Manifest:
     """Writes and publishes the rows.
 
-    Computes the digest from the written rows, because the table may change while it is copied.
+    The digest is computed from the written rows, because the table may change while it is copied.
     """
     order = order_of(rows, table.table)
     attempt = new_attempt(partition)
@@ -151,7 +151,8 @@ def _publish(
 def _content(spark: SparkSession, partition: Partition, published: Manifest) -> str | None:
     """Returns the digest of a copy's rows.
 
-    If an erasure of users has changed the copy, the digest is not in the manifest. Then the rows are read.
+    If an erasure of users has changed the copy, the manifest does not contain the digest. In this case, the
+    digest is computed from the rows.
     """
     if CONTENT in published.facts or not published.files:
         return published.facts.get(CONTENT)
@@ -189,14 +190,14 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
             spark.conf.unset(key) if known is None else spark.conf.set(key, known)
 
 
-# Opens tables of Spark's catalogue, and decides whether their rows have changed.
+# The functions below open tables of Spark's catalogue, and decide whether their rows have changed.
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _MOST_FIELDS = 2**31 - 1  # so large that the text of one of Spark's plans has the names of all fields
 # The text of a plan contains this word if the plan has a user-defined function. The code of the function may
 # change although the text of the plan stays the same.
 _FUNCTION_OF_USER = "UDF"
-_PATHS = ("path", "paths")  # the names of options with paths
+_PATHS = ("path", "paths")  # names of the options that contain paths
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 # Texts in Spark's error messages that show that the class path lacks the jar of a format or of a catalogue.
 _JAR_MISSING = re.compile(
@@ -209,9 +210,9 @@ _UNREACHABLE = re.compile(
     r"SessionHiveMetaStoreClient"
 )
 _CATALOGUE = (
-    "correct the name; for a table of Hive's metastore, the Spark profile needs "
-    "spark.sql.catalogImplementation=hive; a table of Iceberg or Delta needs its runtime jar in spark.jars, "
-    "and its settings spark.sql.catalog.… and spark.sql.extensions (docs/lakes.md)"
+    "correct the name; for a table of Hive's metastore, set spark.sql.catalogImplementation=hive in the "
+    "Spark profile; for a table of Iceberg or Delta, add its runtime jar to spark.jars, and set "
+    "spark.sql.catalog.… and spark.sql.extensions as docs/lakes.md describes"
 )
 
 
@@ -327,8 +328,8 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
         text = _text_of(plan.canonicalized())
         return digest_of([text, schemas, options, states, _stamps(spark, rows.inputFiles())])
     except Py4JError:
-        # Another release of Spark, Delta or Iceberg may lack a Java method that is called here. Or a folder
-        # was deleted. In both cases, the caller must compare the rows themselves.
+        # Another release of Spark, Delta or Iceberg may lack a Java method that is called here, or a folder
+        # may have been deleted. In both cases, the caller must compare the rows themselves.
         return None
 
 
@@ -395,7 +396,8 @@ def _arrow_type(rows: DataFrame, column: str, table: str) -> pa.DataType:
         pass
     raise DataError(
         f"{table}: the column {column!r} has the type {kind.simpleString()}, which cannot be read",
-        "store it as integers, floats or text, or make a view that does; or remove it from the configuration",
+        "store it as integers, floats or text, or create a view that converts it; or remove it from the "
+        "configuration",
     )
 
 
@@ -429,7 +431,7 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
     if day is not None and isinstance(kind, T.DateType):
         return column == F.lit(day)
     if day is not None and isinstance(kind, T.TimestampType):
-        # Java may have other rules of time zones than Python, which computes the times of all other rows.
+        # Python computes the limits of the day, like all other times. Java's time zone rules may differ.
         count = days_since_epoch(day)
         bounds = starts_of_days(np.array([count, count + 1]), time_zone).tolist()
         first, end = (F.timestamp_micros(F.lit(bound)) for bound in bounds)
@@ -440,7 +442,7 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
     raise ConfigError(
         f"{key}: the column {name!r} of the table {table} has the type {kind.simpleString()}, which cannot "
         f"be compared with {value!r}",
-        "use a column of the type string, date or timestamp, or make a view with such a column",
+        "use a column of the type string, date or timestamp, or create a view with such a column",
     )
 
 

@@ -89,7 +89,8 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
     if earlier is not None:
         result = result.join(earlier.select(USER_KEY, F.col(CLICKS).alias(_EARLIER)), USER_KEY, "left")
         older = F.coalesce(_EARLIER, F.array().cast(ARRAY))
-        # A row's time may be before the day of its partition, so leave out clicks that are not older.
+        # A row's time may be before the day of its partition. So leave out clicks that are not older than the
+        # row.
         if EVENT_TIME in rows.columns:
             older = F.filter(older, lambda click: click["time"] < F.col(EVENT_TIME))
         clicks = F.concat(older.getField("item") if history.ages is None else older, clicks)
@@ -162,7 +163,8 @@ def _last(values: Column, length: int) -> Column:
     return F.slice(values, F.greatest(F.size(values) - length + 1, F.lit(1)), F.lit(length))
 
 
-# Publishes and reads the table `last_clicks`, from which the histories of later days are computed.
+# The code below publishes and reads the table `last_clicks`, from which the histories of later days are
+# computed.
 #
 # The partition of a day has one row per user with a click on that day, sorted by user_key. The columns are
 # user_key, items (item keys, oldest first) and, if the log has an event_time, times (event_time of each
@@ -234,7 +236,7 @@ def _as_clicks(rows: DataFrame) -> DataFrame:
     return rows.select(USER_KEY, click.cast(ARRAY).alias(CLICKS))
 
 
-# Prepares the rows of days with Spark frames, for clusters and for `workflow.engine: sql`.
+# The class below prepares the rows of days with Spark frames, for clusters and for `workflow.engine: sql`.
 
 log = logging.getLogger("nightrank.etl")
 
@@ -353,13 +355,13 @@ class FramePasses(PreparedPasses):
         return {name: types[name] for name in self._log_columns()}
 
     def _expected_rows(self, good: int) -> dict[str, Any]:
-        """Returns the argument `expected_rows` of `publish` as a dict, which is empty if it is unknown."""
+        """Returns the argument `expected_rows` of `publish`; an empty dict if the number is not known."""
         adds = self._plan.config.negatives is not None or not self._plan.keeps_rows
         return {} if adds or self._plan.is_divided else {"expected_rows": good}
 
 
-# Prepares the good rows of a day as a Spark frame: splits, histories, negatives, positions, attributes, last
-# values.
+# The functions below prepare the good rows of a day as a Spark frame. They add splits, histories, negatives,
+# positions, attributes and last values.
 #
 # etl/prepare/task_passes.py computes the same rows in tasks on one machine, without Spark frames. On a
 # cluster, Spark and its accelerator compute the joins and windows.
@@ -426,7 +428,8 @@ def _apply_row_operators(rows: DataFrame, plan: FeaturePlan) -> DataFrame:
     return rows
 
 
-# Adds the position at which the item of a row was shown to its user (`serving.impressions.row_column`).
+# The functions below add the position at which the item of a row was shown to its user
+# (`serving.impressions.row_column`).
 #
 # The log of impressions of a day is joined with the rows of the same day by user and item. If the click log
 # has an event time, a row gets the position of the last impression at or before its own time. So no row uses
@@ -440,7 +443,7 @@ _POSITION, _IS_ROW = "position", "_is_row"
 def add_positions(workers: Workers, plan: FeaturePlan, rows: DataFrame, raw: RawFiles) -> DataFrame:
     """Adds the column `serving.impressions.row_column` (bigint) if it is configured.
 
-    Logs a warning if too many impressions are invalid. Invalid impressions are ignored.
+    Invalid impressions are ignored. If their share is too large, a warning is logged.
 
     Args:
         workers, plan: the workers and the plan of the run.
@@ -480,7 +483,7 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
     )
     marked = rows.withColumns({column: F.lit(None).cast("bigint"), _IS_ROW: F.lit(1)})
     both = marked.unionByName(shown, allowMissingColumns=True)
-    # At equal times, impressions come before rows, and smaller positions come later. So F.last takes the
+    # At equal times, impressions come before rows, and the smallest position comes last. So F.last takes the
     # smallest position.
     in_order = Window.partitionBy(USER_KEY, ITEM_KEY).orderBy(EVENT_TIME, _IS_ROW, F.desc(column))
     until_now = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)

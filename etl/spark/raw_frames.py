@@ -85,7 +85,7 @@ def _rows_of(
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-# Reads tables other than the log, such as attributes of users or items, as Spark frames.
+# The functions below read tables other than the log, such as attributes of users or items, as Spark frames.
 
 _REJECTED = "_rejected"
 _NUMBER = "_number"

@@ -70,10 +70,14 @@ def compute_statistics(
 ) -> dict[str, dict[str, Any]]:
     """Returns a dictionary that maps the key of each request to its result.
 
-    The result is {rows, mean, std} for moments, {quantiles} for quantiles, {merged} for a statistic that an
-    operator defines itself, and {facts, files} for a vocabulary. The list of quantiles has one value for each
-    probability; it is empty if there are no values. Tasks write the files of vocabularies to `folders`. The
-    caller must publish these files.
+    The keys of a result depend on the statistic:
+
+    * moments: `rows`, `mean` and `std`.
+    * quantiles: `quantiles`, a list with one value for each probability. It is empty if there are no values.
+    * a statistic that an operator defines itself: `merged`.
+    * a vocabulary: `facts` and `files`.
+
+    Tasks write the files of vocabularies to `folders`. The caller must publish these files.
 
     Raises:
         DataError: a value is too large to compute exact moments, or the state of a statistic is too large.
@@ -121,9 +125,9 @@ def _merge_buckets(
 ) -> Iterator[pa.RecordBatch]:
     """Runs one task: merges the counts of its requests, or of hash buckets of requests.
 
-    If a request is not divided into buckets, yields the request's result. For one bucket of a request, yields
-    the vocabulary entries that have or may get an id. The task also yields the file name and the counts of
-    the rare values, which get no id.
+    If a request is not divided into buckets, the task yields the request's result. For one bucket of a
+    request, the task yields the vocabulary entries that have or may get an id. It also yields the file name
+    and the counts of the rare values, which get no id.
 
     Args:
         tasks: for each task, its pairs (index of a request, hash bucket).
@@ -204,7 +208,7 @@ def _entry_batches(index: int, entries: pa.Table) -> Iterator[pa.RecordBatch]:
         )
 
 
-# Builds a vocabulary from value counts: merges the counts, assigns ids and writes files.
+# The functions below build a vocabulary from value counts: they merge the counts, assign ids and write files.
 #
 # If an earlier workflow version (the parent) is extended, the counts of the new days are added to the counts
 # in the parent's vocabulary.
@@ -386,7 +390,8 @@ def _write(
     return file.name.rsplit("/", 1)[1]
 
 
-# Computes the column summaries and the comparisons of days in the data report from value counts.
+# The functions below compute the column summaries and the comparisons of days in the data report. They read
+# only value counts.
 
 _REPORT_SCHEMA = pa.schema([("name", pa.string()), ("bucket", pa.int32()), ("result", pa.string())])
 

@@ -30,7 +30,7 @@ class IdRule:
 
     Attributes:
         min_count: the number of occurrences that a value needs to get an id.
-        first_id: the lowest id.
+        first_id: the id of the first value, which is the lowest id.
         max_size: maximum number of values with an id; None for no limit.
     """
 

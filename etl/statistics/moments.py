@@ -210,8 +210,8 @@ def _moments(rows: int, total: int, squares: int) -> Moments:
     return Moments(rows, float(mean), math.sqrt(variance))
 
 
-# Computes exact quantiles of many columns. Each task counts and sorts a part of the values, so no task needs
-# all values.
+# The functions below compute exact quantiles of many columns. Each task counts and sorts a part of the
+# values, so no task needs all values.
 
 # (index of a column, Spark partition, position) of a quantile. The quantile is the value at this position
 # among the column's sorted values in this Spark partition, counted from 1.
@@ -398,7 +398,8 @@ def _values_at(ranged: DataFrame, targets: Sequence[_Target]) -> list[float]:
     return [values[number] for number in range(len(targets))]
 
 
-# Computes statistics that operators define themselves (etl.ops.training_statistics.MergeableStatistic).
+# The code below computes statistics that operators define themselves (MergeableStatistic in
+# etl/ops/training_statistics.py).
 
 # The types of the values that a statistic receives. For lists, these are the types of their elements.
 VALUE_TYPES: Mapping[Type, pa.DataType] = {

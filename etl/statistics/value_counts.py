@@ -1,7 +1,6 @@
-"""Writes and reads value counts.
+"""Writes and reads value counts: for a file split, the number of rows with each value of a column.
 
-They contain, for a file split, the number of rows with each value of a column. A `CountRequest` describes a
-statistic that a fit needs, and the values from which it is computed.
+A `CountRequest` describes a statistic that a fit needs, and the values from which it is computed.
 """
 
 from __future__ import annotations
@@ -165,7 +164,7 @@ def read_counts(path: str, column: str, bucket: Bucket = ALL) -> tuple[pa.String
     return values, counts, nulls
 
 
-# Assigns columns, or hash buckets of columns, to the tasks that merge their value counts.
+# The functions below assign columns, or hash buckets of columns, to the tasks that merge their value counts.
 
 # Maximum number of distinct values that one task merges. A value needs about 100 bytes of memory.
 MERGE_VALUES = 8_000_000
@@ -199,7 +198,8 @@ def count_buckets(tasks: Sequence[Sequence[tuple[K, Bucket]]]) -> int:
     return sum(len(task) for task in tasks)
 
 
-# Describes statistics that a fit requests, and computes the values of requested columns from value counts.
+# The code below describes the statistics that a fit requests, and computes the values of the requested
+# columns from value counts.
 
 _TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 

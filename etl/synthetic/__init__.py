@@ -2,12 +2,16 @@
 
 The best AUC that any model can reach on such a log is known. The content of a day depends only on the seed,
 the configured sizes and the date. So a day has the same bytes whenever and on whichever worker it is
-generated. Read the modules in this order: `click_probability` (the columns, and the click probability of a
-row), `impressions` (users and items, and which user sees which item), `lines` (conversion of rows to lines,
-and counts of rows), and `generate`, which writes the files. `truth` computes the true probabilities of a day.
+generated. Read the modules in this order:
+
+* `click_probability`: the columns, and the click probability of a row.
+* `impressions`: users and items, and which user sees which item.
+* `lines`: conversion of rows to lines, and counts of rows.
+* `generate`: writes the files.
+* `truth`: computes the true probabilities of a day.
 
 In the layout `criteo`, a row consists of the label (1 for a click) and the columns in the order below,
-separated by tabs. Rows are in the order of time. In the layout `named`, a row consists of `clicked` (the
+separated by tabs. Rows are ordered by time. In the layout `named`, a row consists of `clicked` (the
 label), `event_time` (seconds since 1970 UTC) and the same columns under readable names, separated by commas.
 Files of this layout have a header. All fields except label, time and the two ids may be empty. A category
 with n levels has the codes 0 to n - 1. Codes are written as 8 hex digits in the layout `criteo`, and for

@@ -151,7 +151,8 @@ def drifting_normals(
     return np.asarray(np.cos(angle) * start + np.sin(angle) * end)
 
 
-# Computes the click probability of a row, which depends only on the fields and the day of the row.
+# The code below computes the click probability of a row, which depends only on the fields and the day of the
+# row.
 
 # Maps each column name to (rows,) values. An empty field is MISSING.
 Values = Mapping[str, NDArray[np.int64]]

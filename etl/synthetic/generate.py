@@ -63,7 +63,7 @@ def kind_of(config: Generate) -> ClickLogKind:
     return _KINDS[config.layout]
 
 
-# Generates days of raw clicks with one task per file, and publishes them with their manifests.
+# The functions below generate days of raw clicks with one task per file, and publish them.
 
 log = logging.getLogger("nightrank.generate")
 # Configuration keys that do not change the rows of a day.
@@ -117,7 +117,7 @@ def generate_days(workers: Workers, lake: LakePaths, config: Generate, dates: li
         texts = workers.collect(len(of_call), partial(_write, config, lake.root, of_call))
         files = [pickle.loads(b64decode(text)) for text in texts]
         written += [(dt, file) for (dt, _), file in zip(of_call, files, strict=True)]
-        log.info("%d of %d files", len(written), len(tasks))
+        log.info("%d of %d files are written", len(written), len(tasks))
     return [
         _publish(lake.raw.partition(dt), config, [file for day, file in written if day == dt]) for dt in dates
     ]
@@ -126,7 +126,7 @@ def generate_days(workers: Workers, lake: LakePaths, config: Generate, dates: li
 def _write(config: Generate, root: str, tasks: list[tuple[str, int]], index: int) -> str:
     """Writes the file of a task to the lake with the root `root`.
 
-    Returns the pickled WrittenFile as base64.
+    Returns the pickled RawFile as base64.
     """
     dt, file = tasks[index]
     written = write_file(config, LakePaths(root).raw.partition(dt), file)
@@ -160,7 +160,8 @@ def _publish(partition: Partition, config: Generate, files: list[RawFile]) -> Ma
 def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
     """Deletes generated files that the manifest does not list.
 
-    Otherwise tools that ignore the manifest and read every file in the folder would read them too.
+    Without this, tools that ignore the manifest and read every file in the folder would also read these
+    files.
     """
     current = {file.path for file in manifest.files}
     for info in file_io.list_files(partition.path):
@@ -168,9 +169,8 @@ def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
             file_io.delete_file(partition.file(info.base_name))
 
 
-# Writes one raw file of one day.
-#
-# The content of the file depends only on the configuration, the date and the index of the file.
+# The code below writes one raw file of one day. The content of the file depends only on the configuration,
+# the date and the index of the file.
 
 PREFIX = "clicks-"
 _GZIP_LEVEL = 3
@@ -183,7 +183,7 @@ class RawFile:
 
     Attributes:
         name: name of the file in its partition.
-        bytes: size of the file.
+        bytes: number of bytes of the file.
         sha256: SHA-256 of the file's bytes.
         summary: counts of the file's rows. The type of the counts depends on the layout of the log.
     """

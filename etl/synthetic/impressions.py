@@ -178,7 +178,8 @@ def _category_chances(tastes: Tastes, category_popularity: Floats) -> Floats:
     return np.asarray(np.exp(_BROWSING_FOCUS * taste) * category_popularity)
 
 
-# Draws impressions. An impression has a user, a shown item, a context, and a label (1 for a click).
+# The code below draws impressions. An impression has a user, a shown item, a context, and a label (1 for a
+# click).
 
 _SECONDS_A_DAY = 86_400
 _HOUR_SHARES = np.array(
@@ -195,7 +196,7 @@ _CONTEXT_CATEGORIES = ("device", "referrer", "placement", "connection", "browser
 
 @dataclass(frozen=True)
 class DrawnImpressions:
-    """Impressions of one day in the order of time. A row is one impression.
+    """Impressions of one day, ordered by time. A row is one impression.
 
     Attributes:
         values: maps each column to an array (rows,) of its values. The value of an empty field is MISSING.

@@ -148,7 +148,8 @@ CRITEO = ImpressionLayout(
 NAMED = ImpressionLayout((LABEL, EVENT_TIME, *_NAMES), ",", "csv", True, FEATURES, _NAMES, True, _named_token)
 
 
-# Converts rows to lines, and makes some of the rows malformed on purpose, to test the quarantine.
+# The functions below convert rows to lines. They make some of the rows malformed on purpose, to test the
+# quarantine.
 #
 # A malformed row has exactly one error, which is called its damage. The damage is named like the reason for
 # which the row is quarantined: `field_count` (one field too few or too many), `integer:<column>` (not an
@@ -182,7 +183,7 @@ def draw_damage(layout: LogLayout, rng: np.random.Generator, rows: int, share: f
 
 
 def lines(layout: LogLayout, texts: list[pa.StringArray], damage: Ints) -> bytes:
-    """Converts rows to lines of text, and makes rows with a damage malformed.
+    """Converts rows to lines of text. Rows with a damage become malformed lines.
 
     Args:
         layout: the layout of the rows.
@@ -216,9 +217,10 @@ def lines(layout: LogLayout, texts: list[pa.StringArray], damage: Ints) -> bytes
     return ended.buffers()[2].to_pybytes() if len(ended) else b""
 
 
-# Generates the lines of one file of impressions, in blocks.
+# The functions below generate the lines of one file of impressions, in blocks.
 
-# number of rows drawn at once, which limits the memory; a different number would give different rows
+# Number of rows that are drawn at once, which limits the use of memory. A different number would give other
+# rows.
 _BLOCK_ROWS = 32_768
 
 
@@ -281,7 +283,7 @@ def generators(config: Generate, day: date, file: int, block: int) -> list[np.ra
     return [np.random.default_rng(seed) for seed in seeds]
 
 
-# Counts generated rows.
+# The code below counts generated rows.
 #
 # The worker that draws a block also counts the rows of this block. Then the counts of all blocks of a day are
 # added.

@@ -1,9 +1,9 @@
 """Generates a log like that of Kaggle's competition Outbrain Click Prediction.
 
 Users click one ad of each display. A row is one ad of one display. A row already contains the columns of the
-competition's other tables (events, promoted_content, documents_*). NVIDIA's Wide & Deep example must join
-these tables first. The module first draws documents, ads, users, and which user sees and clicks which ads.
-Then it converts displays to lines, and counts rows.
+competition's other tables (events, promoted_content, documents_*). In the competition's data, these tables
+must first be joined, as NVIDIA's Wide & Deep example does. The module first draws documents, ads, users, and
+which user sees and clicks which ads. Then it converts displays to lines, and counts rows.
 
 A display is shown on a document (a web page), and each ad promotes another document. A display has 2 to 12
 ads. The user clicks exactly one of them, with a probability proportional to exp(appeal). So the
@@ -49,14 +49,15 @@ from etl.synthetic.lines import (
     reasons_of,
 )
 
-# Draws documents, the ads that promote documents, and users. The draws depend only on seed, sizes and day.
+# The code below draws documents, the ads that promote documents, and users. The draws depend only on seed,
+# sizes and day.
 #
 # Each day, a share `cold_share` of the ads and users is new, and the same number of old ads and users is
 # removed. Documents stay the same.
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-NONE = -1  # fills the rest of a row after its last id
+NONE = -1  # pads a row after its last id
 TOPICS, CATEGORIES, ENTITIES = 30, 12, 400
 PLATFORMS = 3
 FIRST_DAY = date(2026, 1, 1)  # `Documents.published` counts back from this day
@@ -79,9 +80,9 @@ class Documents:
         source: (N,) code of the document's source.
         publisher: (N,) code of the document's publisher.
         published: (N,) number of days from the publication to 2026-01-01, with fractions.
-        topics: (N, most) distinct ids of the document's topics, filled up with NONE.
-        categories: (N, most) distinct ids of the document's categories, filled up with NONE.
-        entities: (N, most) distinct ids of the document's entities, filled up with NONE.
+        topics: (N, most) distinct ids of the document's topics, padded with NONE.
+        categories: (N, most) distinct ids of the document's categories, padded with NONE.
+        entities: (N, most) distinct ids of the document's entities, padded with NONE.
         weights: (N,) relative frequency with which the document is read.
     """
 
@@ -226,7 +227,7 @@ class DisplayWorld:
 class Displays:
     """D displays with R rows. A row is one ad of one display.
 
-    The rows of a display are consecutive, and displays are in the order of time.
+    The rows of a display are consecutive, and displays are ordered by time.
 
     Attributes:
         display: (R,) index of the row's display in the block.
@@ -343,15 +344,14 @@ def likeness(left: Ints, right: Ints) -> Floats:
     """Returns the cosine similarity of two sets of ids in each row, shape (R,).
 
     The similarity is |both| / √(|left| · |right|), where |both| is the number of ids that are in both sets.
-    `left` and `right` have the shape (R, most). Rows with fewer than `most` ids are filled up with NONE.
+    `left` and `right` have the shape (R, most). Rows with fewer than `most` ids are padded with NONE.
     """
     both = ((left[:, :, None] == right[:, None, :]) & (left[:, :, None] != NONE)).sum(axis=(1, 2))
     return np.asarray(both / np.sqrt((left != NONE).sum(axis=1) * (right != NONE).sum(axis=1)))
 
 
-# Converts displays to lines of csv, one line per ad, like the joined tables of the competition.
-
-# The columns of the log with the layout `outbrain`, named as in the tables of the competition.
+# The code below converts displays to lines of csv, one line per ad. The columns have the same names as in the
+# competition's tables.
 
 LABEL = "clicked"
 
@@ -383,8 +383,8 @@ COLUMNS = (
 )
 _NAMES = tuple(column.name for column in COLUMNS)
 OUTBRAIN = LogLayout((LABEL, *_NAMES), ",", "csv", True, COLUMNS, _NAMES)
-# number of displays that are drawn at once; it limits the memory, and another number would draw other
-# displays
+# Number of displays that are drawn at once, which limits the use of memory. A different number would give
+# other displays.
 _BLOCK_DISPLAYS = 8_192
 _MILLISECONDS_A_DAY = 86_400_000
 
@@ -483,7 +483,7 @@ def _lose(rng: np.random.Generator, texts: list[pa.StringArray], share: float) -
     return kept
 
 
-# Counts generated displays.
+# The code below counts generated displays.
 #
 # The worker that draws a block also counts the displays of this block. Then the counts of all blocks of a day
 # are added.
@@ -576,7 +576,7 @@ def display_facts(config: Generate, day: date, summary: DisplayCounts) -> dict[s
     """Returns the facts that a day's manifest contains about the generated displays.
 
     `best_map_at_12` is the MAP@12 of a ranking of each display's ads by appeal. Except by chance, no score
-    has a higher MAP@12. `random_map_at_12` is the mean MAP@12 over random orders: in a display of n ads, the
+    has a higher MAP@12. `random_map_at_12` is the mean MAP@12 over random orders. In a display of n ads, the
     mean of 1 / position is H(n) / n, where H(n) is the n-th harmonic number. `best_auc` is the AUC of the
     click probabilities, which are rounded to bins of 1/4096. Only a score that is computed from all ads of a
     display can reach this AUC.

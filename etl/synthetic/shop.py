@@ -1,10 +1,11 @@
 """Generates the export of an invented web shop: events by day, and tables of users and items, as CSV files.
 
 docs/tutorial.md uses the export, because it is easy to read. The generator of click logs (generate.py) serves
-another purpose. It writes logs of impressions with known click probabilities, for measurements. Each user
-prefers some categories and one price level, and some items are more popular than others. After an item, users
-often view its companion, which is a matching item. So a model can predict views better than a list of popular
-items does, but no model can predict all views.
+another purpose. It writes logs of impressions with known click probabilities, for measurements.
+
+In the shop, each user prefers some categories and one price level, and some items are more popular than
+others. After an item, users often view its companion, which is a matching item. So a model can predict views
+better than a list of popular items does, but no model can predict all views.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from conf.errors import ConfigError
 
 FIRST_DAY = date(2026, 1, 1)
-# Part of each random seed; increase this number if changed code draws other values from the same seed
+# Part of each random seed. Increase this number if changed code draws other values from the same seed.
 _FORMAT = 1
 _BRANDS = ("Nordvik", "Brückner", "Olmeca", "Atelier Noé", "Hartwell & Sons", "Kumo", "Faro", "Łódź Works")
 _COLOURS = ("black", "white", "navy", "olive", "red", "sand")
@@ -39,12 +40,12 @@ _NOUNS = {
 _COUNTRIES, _COUNTRY_SHARES = ("DE", "FR", "PL", "GB"), (0.4, 0.25, 0.2, 0.15)
 _LEVELS = 3  # number of price levels
 _ITEMS_PER_CATEGORY = 15
-# factor of the popularity of an item whose price is one level above or below the user's level
+# An item's popularity is multiplied by this factor for each level between its price level and the user's.
 _LEVEL_FACTOR = 0.25
 _TOGETHER = 0.35  # Probability that the next viewed item is the companion of the item before.
 _ACTIVE_A_DAY = 0.55  # Mean share of the users who visit the shop on a day.
 _MORE_VIEWS = 3.0  # Mean number of further views in a visit, after the first view.
-_CART, _PURCHASE = 0.2, 0.4  # Probabilities of a cart after a view, and of a purchase after a cart.
+_CART, _PURCHASE = 0.2, 0.4  # Probability that a view leads to a cart, and a cart to a purchase.
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,13 @@ def write_shop(folder: Path, days: int, users: int, seed: int) -> list[str]:
         folder: the folder of the files; it is created if it does not exist.
         days: number of days from FIRST_DAY on.
         users: number of users. On a day, about half of them visit the shop, and view about four items.
-        seed: seed of the random numbers.
+        seed: seed of the random numbers. Equal seeds give equal files.
 
     Raises:
         ConfigError: a number is not positive, or the files cannot be written.
     """
     if days < 1 or users < 1:
-        raise ConfigError("--days and --users must be at least 1", "pass larger numbers")
+        raise ConfigError("--days and --users must be at least 1", "pass 1 or a larger number for both")
     shop = _shop_of(np.random.default_rng([_FORMAT, seed]), users)
     dates = [(FIRST_DAY + timedelta(day)).isoformat() for day in range(days)]
     try:

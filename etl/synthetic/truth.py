@@ -2,7 +2,7 @@
 
 Let a be the probability that an impression of a day is an impression of a certain user. Let e be the
 probability that an impression of this user shows a certain item, and p the probability that the user clicks
-the shown item (`Exposure` computes a and e, and `ExpectedClicks` computes p). The impressions of a day are
+the shown item. `Exposure` computes a and e, and `ExpectedClicks` computes p. The impressions of a day are
 independent. So if a list contains the items L, the probability that no click of the user hits the list is
 
     (1 - a · Σ e·p)^rows, where the sum is over L, and rows is the number of impressions of the day.
@@ -214,7 +214,7 @@ def _parts(values: Complexes64) -> NDArray[np.float32]:
     return values.view(np.float32)
 
 
-# Computes the probability that an impression of a user shows an item.
+# The class below computes the probability that an impression of a user shows an item.
 #
 # `impressions.py` draws CHOICES items for an impression, and shows one of them. Each draw selects item i with
 # the probability b[i], which depends on the user's segment. The probability that a drawn item is shown is
@@ -284,7 +284,7 @@ class Exposure:
             for name, of_level in self._appeals:
                 appeal += of_level[columns[name][user]]
             weights = np.exp(appeal - appeal.max())
-            # normalises the weights, so that the integral has the same scale for all users
+            # Normalise the weights, so that the integral has the same scale for all users.
             weights /= (drawn * weights).sum()
             np.multiply(_MINUS_T, weights.astype(np.float32), out=decay)
             np.exp(decay, out=decay)
@@ -296,7 +296,7 @@ class Exposure:
         return shown
 
 
-# Computes the true probabilities of users and items on one day. The best possible lists follow from them.
+# The classes below return the true probabilities of users and items on generated days.
 
 
 @dataclass(frozen=True)
@@ -315,9 +315,11 @@ class GeneratedDays:
 def generated_days(lake: LakePaths, keys: Keys | None, days: Sequence[str]) -> GeneratedDays | None:
     """Returns the settings with which days of the log were generated.
 
-    Returns None if the true probabilities are unknown. This is the case if there are no days, or if the days
-    have the layout `outbrain`. It is also the case if generate_clicks did not write all days into the lake
-    with equal settings, or if `keys` are not the user and the item of the generator.
+    Returns None if the true probabilities are unknown. This is the case in each of these situations:
+
+    * There are no days, or they have the layout `outbrain`.
+    * generate_clicks did not write all days into the lake, or wrote them with different settings.
+    * `keys` are not the user and the item of the generator.
     """
     settings = [published_settings(lake.raw.partition(day)) for day in days]
     first = settings[0] if settings else None
@@ -345,7 +347,7 @@ def published_settings(partition: Partition) -> Generate | None:
 
 @dataclass(frozen=True)
 class TrueProbabilities:
-    """The true probabilities of one user with each item of a day.
+    """The true probabilities of one user for each item of a day.
 
     Attributes:
         user_share: probability that an impression of the day is an impression of this user.

@@ -158,9 +158,9 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
             file.sink,
             encoding.schema,
             compression="zstd",
-            # Row_ids are distinct, so a dictionary would only cost time. Store their differences, which are
-            # small. Lists take less time and space without a dictionary, because the compression removes the
-            # repetitions of whole lists.
+            # Row_ids are distinct, so a dictionary would only cost time. Instead, their differences are
+            # stored, which are small. Lists take less time and space without a dictionary, because the
+            # compression removes the repetitions of whole lists.
             use_dictionary=[
                 field.name
                 for field in encoding.schema
@@ -310,7 +310,7 @@ def _columns(
 
     Args:
         blocks: the rows, and the row_id of the first line of each block.
-        encoding: the fitted chains.
+        encoding: the fitted chains, and the columns of the feature table.
         dtypes: maps each feature to compute to its dtype.
         place: day, split and row ids of the rows.
     """
@@ -336,7 +336,8 @@ def _joined(parts: Sequence[pa.Array]) -> pa.Array:
     return unify(parts) if isinstance(parts[0], pa.DictionaryArray) else pa.concat_arrays(parts)
 
 
-# Provides the training rows for a fit as blocks, which tasks read from the raw log or from prepared files.
+# The code below provides the training rows for a fit as blocks. Tasks read them from the raw log or from
+# prepared files.
 
 
 @dataclass(frozen=True)
@@ -344,7 +345,7 @@ class TrainingSplit:
     """A file split with training rows.
 
     Attributes:
-        file_split: the file split.
+        file_split: the part of a file that contains the rows.
         dt: the day of the rows, as an ISO date.
         first_row: the row_id of the first line of the file split.
         lines: first line, and the line after the last one, of the training rows; None for all rows.
@@ -374,7 +375,7 @@ def _read(
         lines += block.lines
 
 
-# Computes features of rows on a device, by look-up tables.
+# The code below computes features of rows on a device, with look-up tables.
 #
 # On the host, a chain that reads one raw column computes each distinct value once. The results are a look-up
 # table, with one value for each code. The device looks up the values of all rows, and distributes the rows

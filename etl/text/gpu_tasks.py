@@ -48,7 +48,7 @@ class GpuTasks:
         """Runs the tasks of a group in this process. Yields their results in the order of the tasks.
 
         Args:
-            group: index of the group.
+            group: index of the group in `groups`.
             layout: the layout of the log.
             function: function that runs a task. Its arguments are the index of the task and the layout that
                 reads text on the GPU.
@@ -82,7 +82,7 @@ def gpu_tasks(workers: Workers, layout: FileLayout, tasks: int) -> GpuTasks | No
     Args:
         workers: the processes that run the tasks.
         layout: the layout of the log. Only text without nested fields (`tsv`, `csv`) is scanned on GPUs.
-        tasks: number of tasks.
+        tasks: number of tasks to divide.
     """
     if layout.device == "cpu" or not isinstance(layout.reader, TextReader):
         return None

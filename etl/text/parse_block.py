@@ -37,7 +37,7 @@ class ParsedBlock:
     """The n valid rows and the rejected lines of one block.
 
     Attributes:
-        bytes: size of the block's text.
+        bytes: number of bytes of the block's text.
         lines: number of lines in the block.
         row_lines: (n,) int64: for each row, the index of its line in the block, from 0.
         columns: maps each raw column to a dictionary array of n values (int64, double or string), or to an
@@ -213,7 +213,7 @@ class FileLayout:
     """The reader and the rules of a log.
 
     Attributes:
-        reader: reads the files.
+        reader: the reader of the log's files.
         label: column and threshold of the label.
         keys: columns of user, item and group.
         event_time: column and unit of the time.
@@ -312,7 +312,8 @@ def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, 
     return tuple(column.name for column in layout.columns if column.name in names)
 
 
-# Stores parsed blocks of file splits on a worker's local disk, so that they are not parsed a second time.
+# The functions below store parsed blocks of file splits on a worker's local disk, so that the blocks are not
+# parsed a second time.
 #
 # A block has no file on a worker if another machine parsed the split, if the disk was nearly full, or if the
 # file was lost. In these cases, the split is parsed again. The files are in Spark's local directories, which
@@ -332,7 +333,7 @@ class SavedBlock:
     """A block that `save` wrote.
 
     Attributes:
-        name: the name of the block.
+        name: the name under which `save` wrote the block.
         shared: whether several tasks read the block. If so, its file is not deleted after reading.
     """
 

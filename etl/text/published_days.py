@@ -72,7 +72,7 @@ class ScannedDay:
 log = logging.getLogger("nightrank.etl")
 
 
-# Publishes the quarantine of a day: the lines of the raw log that the scan pass could not parse.
+# The functions below publish the quarantine of a day: the lines of the raw log that the scan pass rejected.
 
 _SCHEMA = pa.schema(
     [
@@ -92,16 +92,16 @@ def publish_quarantine(
     scanned: pa.Table | DataFrame,
     inputs: Mapping[str, str],
 ) -> None:
-    """Publishes the lines of a day that cannot be parsed, with their line numbers.
+    """Publishes the rejected lines of a day with their line numbers.
 
-    If a file split has too many such lines, the partition contains only the first of them. The manifest has
-    the number of all such lines (`dropped`), and the number of lines that the partition does not contain
-    (`not_kept` in its facts).
+    If a file split has more rejected lines than the quarantine stores, the partition contains only the first
+    of them. The manifest has the numbers of all rejected lines (`dropped`), and the numbers of those that the
+    partition does not contain (`not_kept` in its facts).
 
     Args:
         plan: the plan of the run.
         partition: the day's partition of the quarantine table.
-        day: the day to publish.
+        day: the day to publish, with the summaries of its file splits.
         scanned: the result of `scan_splits`.
         inputs: the inputs for the partition's manifest.
     """
@@ -186,7 +186,7 @@ def _numbered_frame(day: ScannedDay, scanned: DataFrame, filtered: Sequence[str]
     )
 
 
-# Publishes the value counts of a day. The tasks of the scan pass have written the files.
+# The functions below publish the value counts of a day. The tasks of the scan pass have written the files.
 
 
 def publish_counts(
@@ -204,7 +204,7 @@ def publish_counts(
     Args:
         plan: the plan of the run.
         partition: the day's partition of the table of value counts.
-        day: the day to publish.
+        day: the day to publish, with the summaries of its file splits.
         attempt: folder of the files below the partition (storage.publish.new_attempt).
         inputs: the inputs for the partition's manifest.
         parts: for each file split of the day, the counts of its rows in each split, in the order of the rows;
@@ -217,7 +217,7 @@ def publish_counts(
     if not splits:
         raise DataError(
             f"the raw log of {day.raw.dt} has no lines",
-            "write rows into its files, or choose another run date",
+            "deliver files that contain rows, or choose another run date",
         )
     slices = [
         [file_split.path, file_split.start, file_split.end, summary.lines] for file_split, summary in splits
@@ -250,7 +250,7 @@ def publish_counts(
 
 
 def _lines_of_splits(parts: Sequence[CountedRows]) -> list[tuple[str, int, int]]:
-    """Returns (split, first line, line after the last one) for each split that has rows of a file split."""
+    """Returns (split, first line, line after the last one) for each split with rows of the file split."""
     lines: dict[str, tuple[int, int]] = {}
     for part in parts:
         first, _ = lines.get(part.split, (part.first_line, 0))
@@ -268,7 +268,7 @@ def _sum_by_name(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return {name: sum(part[name] for part in parts) for name in parts[0]}
 
 
-# Computes the features of days from parts of their files, and publishes them.
+# The code below computes the features of days from parts of their files, and publishes them.
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ def encode_days(
         table: the table of features of the workflow.
         workflow: the workflow that computes the features.
         source: reads the file splits that contain the parts of the days.
-        days: the days, by date.
+        days: maps each date to the rows and counts of the day.
         rules: checks for the columns of the table.
 
     Raises:

@@ -85,7 +85,7 @@ class CountedBlock:
     Attributes:
         lines: number of lines.
         good: number of lines that are valid rows.
-        bytes: size of the block's text.
+        bytes: number of bytes of the block's text.
         values: maps each counted column to the number of its distinct values.
         file: path of the file with the value counts of the block.
         saved: name under which the parsed block is saved on the worker's disk; empty if it is not saved.
@@ -350,7 +350,7 @@ def _rejected_lines(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the lines for the quarantine.
 
-    Omits lines that were rejected for one of the reasons `left_out`.
+    Lines that were rejected for one of the reasons `left_out` are omitted.
     """
     wanted = np.array([reason not in left_out for reason in parsed.rejected.reasons], bool)
     kept, texts = sample.choose(parsed.rejected.where(wanted[parsed.rejected.codes]), parsed.texts)
@@ -384,7 +384,7 @@ class ValueCounter:
         """Adds the values of a block.
 
         If `counts` is not None, counts[i] is the number of rows with the value i of the block's dictionary.
-        The event time has no dictionary; it may be a raw column of the same name.
+        A raw column named `event_time` has no dictionary, because the computed event time replaces it.
         """
         if not isinstance(encoded, pa.DictionaryArray):
             encoded, counts = encoded.dictionary_encode(), None
@@ -435,7 +435,7 @@ class ValueCounter:
         return values, counts
 
 
-# Divides the rows of a log into splits by their position, and counts the values of each split.
+# The code below divides the rows of a log into splits by their position, and counts the values of each split.
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ TASK, LINE = "_task", "_line"
 
 @dataclass(frozen=True)
 class RowsFile:
-    """The settings by which the scan pass stores a file split in the lake.
+    """The settings with which the scan pass stores a file split in the lake.
 
     Attributes:
         path: path of the file to write. Each attempt at the task adds different digits to the file name.
@@ -41,7 +41,7 @@ class RowsFileWriter:
     """Writes the rows of the blocks of one file split. Use it as a context manager.
 
     Attributes:
-        path: the path of the file; empty as long as no row was written.
+        path: the path of the file; empty until a row is written.
     """
 
     def __init__(self, file: RowsFile, task: int) -> None:
@@ -78,12 +78,13 @@ class RowsFileWriter:
             schema,
             compression="snappy",
             write_statistics=False,
-            store_schema=False,  # Spark must read these columns as texts
+            store_schema=False,  # Spark must read these columns as strings
         )
         return self._open.enter_context(writer)
 
 
-# Stores the good rows of a log on the local disk, divided by the hash of a column, until they are prepared.
+# The code below stores the good rows of a log on the local disk, divided by the hash of a column, until they
+# are prepared.
 #
 # The scan pass writes the rows of each file split, in one file per hash bucket. So one task can later read
 # all rows of a user. The files are in the folder of temporary files of the workers, and only processes of
@@ -95,11 +96,11 @@ _FILES = "nightrank-rows"
 
 @dataclass(frozen=True)
 class Spill:
-    """The settings by which the scan pass stores a file split on the local disk.
+    """The settings with which the scan pass stores a file split on the local disk.
 
     Attributes:
         name: name of the files, unique for each file split of a run.
-        columns: the columns to store.
+        columns: names of the columns to store.
         by: the column of strings whose hash determines the bucket of a row; None if there is one bucket.
         buckets: number of buckets, a power of two.
     """
@@ -195,7 +196,7 @@ def spilled_lines(folder: Path, name: str, buckets: int) -> np.ndarray:
 
 
 def used_values(values: pa.Array) -> pa.Array:
-    """Removes values that do not occur from the dictionary of an array. Other arrays are unchanged."""
+    """Returns an array whose dictionary has only values that occur. Arrays without one stay unchanged."""
     if not isinstance(values, pa.DictionaryArray):
         return values
     codes = values.indices

@@ -337,7 +337,7 @@ def _by_path(file_splits: Sequence[FileSplit]) -> dict[str, list[FileSplit]]:
     return by_path
 
 
-# Groups the saved blocks of a file split into runs that tasks encode.
+# The code below groups the saved blocks of a file split into runs. One task encodes each run.
 
 
 @dataclass(frozen=True)
@@ -389,7 +389,7 @@ def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> lis
     return runs
 
 
-# Converts training rows that tasks read as blocks to a Spark frame.
+# The functions below convert training rows that tasks read as blocks to a Spark frame.
 
 
 def frame_of_blocks(workers: Workers, blocks: TrainingBlocks, plan: FeaturePlan) -> DataFrame:

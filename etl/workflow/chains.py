@@ -37,7 +37,7 @@ class Chain:
 
     Attributes:
         inputs: raw columns that the chain reads. Steps refer to the values of a raw column by its name.
-        types: the type of each input.
+        types: the types of the inputs, in the order of `inputs`.
         kind: kind of the features: dense, categorical or multi_hot.
         outputs: names of the features, in the order of the steps. A fit may remove some features.
     """
@@ -77,8 +77,8 @@ def bind_group(group: FeatureGroup, columns: Mapping[str, Type]) -> BoundGroup:
     unknown = [name for name in group.columns if name not in columns]
     if unknown:
         raise ConfigError(
-            f"features.columns lists {unknown}, which are not columns",
-            f"use some of the columns {sorted(columns)}",
+            f"features.columns lists {unknown}, but there are no such columns",
+            f"choose from the columns {sorted(columns)}",
         )
     current = {name: columns[name] for name in group.columns}
     ids = dict.fromkeys(current, False)
@@ -147,9 +147,9 @@ def _require_values(group: FeatureGroup, operator: Operator, ids: Mapping[str, b
         entries = [entry for entry in group.ops if "categorify" in str(entry)]
         if len(entries) > 1:
             raise ConfigError(
-                f"features {group.columns[:3]}: each of the operators {entries} encodes ids, "
-                "but ids can be encoded only once",
-                "keep only one of these operators for these features",
+                f"features {group.columns[:3]}: `ops` contains {len(entries)} operators categorify, but "
+                "values can be encoded only once",
+                "keep only one categorify in `ops` of these features",
             )
 
 
@@ -179,7 +179,7 @@ def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
         wrong = [name for name, kind in bound.outputs.items() if kind not in NUMBERS or bound.ids[name]]
         if wrong:
             raise ConfigError(
-                f"{label}: a dense feature must be a number, but {wrong} would be ids or texts",
+                f"{label}: a dense feature must be a number, but {wrong} would be ids or strings",
                 "set kind: categorical, or add an operator that returns numbers",
             )
         return
@@ -201,8 +201,8 @@ def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
         )
 
 
-# Returns descriptions of feature groups and chains, which are equal for equal groups and chains. The
-# descriptions are used to compute digests and to compare configurations.
+# The functions below return descriptions of feature groups and chains, which are equal for equal groups and
+# chains. The descriptions are used to compute digests and to compare configurations.
 
 # Parameters that may change when a workflow is extended, because they do not change the id of any value.
 _MAY_CHANGE = ("min_count", "max_size", "max_age_days")
@@ -230,7 +230,8 @@ def _parameters(operator: Operator) -> str:
     return f"{operator.name}({', '.join(f'{name}={value}' for name, value in fixed.items())})"
 
 
-# Computes features from raw values with fitted chains, in Spark (engine `sql`) or Arrow (engine `arrow`).
+# The code below computes features from raw values with fitted chains, in Spark (engine `sql`) or in Arrow
+# (engine `arrow`).
 
 SPARK_TYPES: Mapping[str, str] = {
     "int": "bigint",
@@ -270,7 +271,7 @@ class FittedChain:
 
     Attributes:
         inputs: raw columns that the chain reads. Steps refer to the values of a raw column by its name.
-        types: the type of each input.
+        types: the types of the inputs, in the order of `inputs`.
         outputs: the features that the chain computes.
     """
 
@@ -378,7 +379,7 @@ class FittedChain:
         Raises:
             ConfigError: an operator does not exist in this environment, for example because its package is
                 not installed.
-            KeyError, TypeError: a step has no name of an operator.
+            KeyError, TypeError: a step does not name its operator.
         """
         for step in stored["steps"]:
             typed(step, op=str)
@@ -547,8 +548,8 @@ def _cast(value: RowValues, kind: pa.DataType) -> pa.Array:
     return RowValues(value.distinct.cast(kind, safe=False), value.codes).plain
 
 
-# Stores the values of n rows between two steps of a chain: as n values, or as distinct values with an index
-# for each row.
+# Between two steps of a chain, the values of n rows are stored either as n values, or as distinct values with
+# an index for each row.
 #
 # Most raw columns have few distinct values. So steps process distinct values, and the features of all rows
 # are gathered by index at the end. Lists may have dictionary-encoded elements. The elements are decoded only
@@ -660,7 +661,7 @@ def common_codes(values: Sequence[RowValues]) -> pa.Array | None:
     return codes if all(value.codes is codes for value in values) else None
 
 
-# Checks the results of fitted steps, because operators may come from other packages.
+# The results of fitted steps are checked, because operators may come from other packages.
 
 
 def require_arrays(step: Fitted, outputs: Any, num_rows: int) -> None:
@@ -670,5 +671,5 @@ def require_arrays(step: Fitted, outputs: Any, num_rows: int) -> None:
     if len(fits) != len(step.outputs) or not all(fits):
         raise ConfigError(
             f"the operator {step.name} did not compute {len(step.outputs)} Arrow arrays of {num_rows} values",
-            "correct the method compute of its fitted step: it returns a list with one array per output",
+            "correct the method `compute` of its fitted step: it must return a list of one array per output",
         )

@@ -105,9 +105,8 @@ class FeaturePlan:
         """Returns the steps that prepare rows before values are counted and features are computed.
 
         Attributes, last values, negatives, histories and positions are added to rows, and operators may
-        change rows. A
-        split by time needs all rows of a day together. A split by the rows of each user needs all rows of a
-        user. The result is empty if the rows of the log need no preparation.
+        change rows. A split by time needs all rows of a day together. A split by the rows of each user needs
+        all rows of a user. The result is empty if the rows of the log need no preparation.
         """
         config = self.config
         applies = {
@@ -127,9 +126,8 @@ class FeaturePlan:
     def reasons_left_out(self) -> tuple[str, ...]:
         """Returns the reasons for which rows are left out without being quarantined.
 
-        There are four kinds of such rows: rows of events that `log.label` does not list, rows without a user
-        (if the configuration leaves them out), rows that operators of `prepare` drop, and rows of erased
-        users.
+        Such rows are rows of events that `log.label` does not list, rows that operators of `prepare` drop,
+        and rows of erased users. If the configuration leaves out rows without a user, these are included too.
         """
         others = reasons_left_out(self.config.log.label, self.config.keys)
         return (*others, *(operator.reason for operator in self.filters), ERASED)
@@ -147,7 +145,7 @@ class FeaturePlan:
     def raw_columns(self, wanted: Collection[str], *, everything: bool = False) -> tuple[str, ...]:
         """Returns `fixed_columns` and the other columns of the log that are in `wanted`.
 
-        If `everything` is true, adds all other columns of the log.
+        If `everything` is true, the result has all other columns of the log.
         """
         fixed = self.fixed_columns
         names = [name for name in self.config.log.names if everything or name in wanted]
@@ -158,14 +156,13 @@ def plan_of(config: Config) -> FeaturePlan:
     """Resolves a configuration.
 
     Raises:
-        ConfigError: an operator or parameter is unknown, a column has a wrong type, a feature does not have
-            the kind that its group declares, a feature contains the label, two features or vocabularies have
-            the same name, or a scope lists an unknown feature.
+        ConfigError: the parts of the configuration are not consistent. For example, an operator is unknown, a
+            column has a wrong type, a feature contains the label, or two features have the same name.
     """
     columns: dict[str, Type] = {}
     for table in (config.log, config.users, config.items):
         columns |= table.types if table else {}
-    columns |= config.log.types  # The keys of rows are those of the log.
+    columns |= config.log.types  # Key columns have the types of the log.
     if config.history:
         columns |= history_types(config.history)
     if config.last_values:
@@ -233,7 +230,7 @@ def plan_features(
     return chains, features
 
 
-# Checks that the parts of a configuration are consistent: keys, names, tables and scopes of features.
+# The functions below check that the parts of a configuration are consistent: keys, names, tables and scopes.
 
 Chains = tuple[Chain, ...]
 
@@ -393,7 +390,7 @@ def _require_values_of_log_rows(
         if any(earlier.name == "groupby" for earlier in changers[:number]):
             raise ConfigError(
                 f"groupby comes before {changer.name}, but `negatives` adds rows that keep the values of "
-                f"{changer.name} for their positive row, and groupby can combine this row with others",
+                f"{changer.name} for their positive rows, and groupby may combine a positive row with others",
                 f"put {changer.name} before groupby, or remove the section negatives",
             )
         before: Mapping[str, Type] = columns
@@ -405,7 +402,8 @@ def _require_values_of_log_rows(
         if wrong:
             raise ConfigError(
                 f"{changer.name} reads {wrong}, which depend on the item of a row: `negatives` puts another "
-                "item into a row, which keeps the values that the operator computes for the positive row",
+                "item into a copy of a positive row, but the copy keeps the values that this operator "
+                "computes for the positive row",
                 f"remove these columns from {changer.name}, or remove the section negatives",
             )
 
@@ -615,13 +613,14 @@ def _require_reads(chains: Chains, columns: Mapping[str, Type]) -> None:
         wrong = {name: columns.get(name) for name in operator.reads() if columns.get(name) not in NUMBERS}
         if wrong:
             raise ConfigError(
-                f"{operator.name} needs columns of type {' or '.join(NUMBERS)}, not {wrong}",
-                "use some of the columns "
+                f"{operator.name} needs columns of type {' or '.join(NUMBERS)}; these do not fit: "
+                + ", ".join(f"{name} ({kind or 'not a column'})" for name, kind in wrong.items()),
+                "choose from the columns "
                 f"{sorted(name for name, kind in columns.items() if kind in NUMBERS)}",
             )
 
 
-# Finds the features in which unknown values have the id OOV_ID.
+# The functions below find the features in which unknown values have the id OOV_ID.
 
 
 def features_with_oov_id(feature_plan: FeaturePlan) -> list[str]:
@@ -660,7 +659,7 @@ def _has_oov_id(chain: Chain) -> bool:
 _POSITIONS = "last impression before the row, or smallest position of the day"
 
 
-# The same for differences, if negatives are drawn.
+# Change this text if `difference_lag` computes other differences for the same log and the same negatives.
 _DIFFERENCES = "of log rows, and for negatives of their positive rows"
 
 
@@ -717,7 +716,7 @@ def _positions_method(config: Config) -> str | None:
     return f"{_POSITIONS}, {digest_of(values)}"
 
 
-# Lists the tables of Spark's catalogue in a configuration, and the days that runs read.
+# The code below lists the tables of Spark's catalogue in a configuration, and the days that runs read.
 
 LOG, IMPRESSIONS = "log.path", "serving.impressions.path"
 

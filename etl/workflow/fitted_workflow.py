@@ -182,7 +182,7 @@ def save_workflow(lake: LakePaths, workflow: LocalWorkflow, tables: Mapping[str,
     The tables of the version must already be published.
 
     Args:
-        tables: number of rows of each published table.
+        tables: maps each published table to its number of rows.
     """
     version = workflow.version
     for path in (lake.feature_spec(version), f"{lake.features(version).path}/{feature_spec.FILE_NAME}"):
@@ -321,7 +321,7 @@ def parts_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# Describes the features of fitted chains as a FeatureSpec.
+# The functions below describe the features of fitted chains, as they are listed in a FeatureSpec.
 
 
 def fitted_features(
@@ -364,7 +364,7 @@ def _feature(name: str, kind: FeatureKind, scope: Scope, cardinality: int | None
     assert_never(kind)
 
 
-# A fitted workflow that computes the features of Spark frames.
+# The code below computes the features of Spark frames with a fitted workflow.
 
 
 @dataclass(frozen=True)
@@ -373,7 +373,7 @@ class FittedWorkflow(LocalWorkflow):
 
     Attributes:
         open_frames: function that opens the tables of this version as Spark frames.
-        engine: the engine that computes the features.
+        engine: the engine that computes the features: `sql` or `arrow`.
     """
 
     open_frames: Callable[[], Tables]
@@ -427,10 +427,10 @@ def load_workflow(
     """Loads a stored workflow version that can be applied to frames with Spark.
 
     Args:
-        lake: the lake with the version.
+        lake: the data lake that contains the version.
         version: the workflow version.
         broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
-        engine: `workflow.engine` of the configuration.
+        engine: `workflow.engine` of the configuration. `auto` means `arrow`.
         workers: workers whose Spark session opens tables as frames; None for the running session.
 
     Raises:

@@ -23,7 +23,7 @@ from etl.raw.text_values import EXACT_BELOW, nan_to_null, not_exact, whole_numbe
 from etl.workflow.chains import Chain, FittedChain
 from storage.feature_spec import FLOAT32_MAX
 
-# Unlike pa.scalar, this does not import pandas, which takes a quarter of a second of the start of each job.
+# pa.scalar would import pandas, and the start of each job would take a quarter of a second longer.
 _NULL_TEXT = pa.nulls(1, pa.string())[0]
 _BOUNDS = {"double": "2⁵³", "float": "2²⁴", "halffloat": "2¹¹"}
 _LONGEST_SHOWN = 60
@@ -31,7 +31,7 @@ _LONGEST_SHOWN = 60
 # What is wrong with a number that has decimals, by the type of its column.
 _NOT_WHOLE = {
     "int": "is not a whole number; a column of type int accepts only whole numbers",
-    "string": "is not a whole number; a column of type string accepts only texts and whole numbers",
+    "string": "is not a whole number; a column of type string accepts only strings and whole numbers",
 }
 
 
@@ -91,7 +91,7 @@ def _type_of(name: str, kind: pa.DataType) -> Type:
         return "strings" if is_list else "string"
     if not is_list and (pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         return "float"
-    raise _wrong_type(name, kind, "integers, floats, texts, or lists of integers or texts")
+    raise _wrong_type(name, kind, "integers, floats, strings, or lists of integers or strings")
 
 
 def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
@@ -99,17 +99,16 @@ def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
     missing = [name for name in names if name not in rows.column_names]
     if missing:
         raise DataError(
-            f"the rows lack the columns {missing}; of all columns that are needed, they have "
-            f"{rows.column_names}",
+            f"the rows lack the columns {missing}; the columns that were found are {rows.column_names}",
             "add these columns, with the names of the log; a column of nulls means that its values are "
             "not known",
         )
 
 
 def one_row(chains: Sequence[Chain | FittedChain], raw: Mapping[str, Any]) -> dict[str, pa.Array]:
-    """Converts one raw row to arrays of one value, one array for each column that the chains read.
+    """Returns one raw row as arrays of length 1, one array for each column that the chains read.
 
-    NaN becomes null. A column that is not in `raw` is null too. True and false are 1 and 0, as in a log.
+    NaN becomes null. A column that is not in `raw` is null too. True and false become 1 and 0, as in a log.
 
     Raises:
         ValueError: a value does not fit its column's type.
@@ -190,8 +189,8 @@ def _to_int(name: str, values: pa.Array) -> pa.Array:
             name,
             values,
             pc.fill_null(pc.greater(values, pa.scalar(2**63 - 1, pa.uint64())), False),
-            "is 2⁶³ or more",
-            "correct it",
+            "is 2⁶³ or more, so it does not fit into 64 bits",
+            "correct the value",
         )
     return values.cast(pa.int64())
 
@@ -224,7 +223,7 @@ def _integers(name: str, values: pa.Array, kind: str) -> pa.Array:
         return numbers.cast(pa.int64())
     integers = [None if value is None else int(value) for value in values.to_pylist()]
     beyond = [value is not None and not -(2**63) <= value < 2**63 for value in integers]
-    _require(name, values, pa.array(beyond, pa.bool_()), "is beyond 64 bits", "correct it")
+    _require(name, values, pa.array(beyond, pa.bool_()), "is beyond 64 bits", "correct the value")
     return pa.array(integers, pa.int64())
 
 
@@ -245,10 +244,10 @@ def _to_text(name: str, values: pa.Array) -> pa.Array:
     if pa.types.is_floating(kind):
         return _integers(name, values, "string").cast(pa.string())
     if pa.types.is_decimal(kind):
-        _require(name, values, not_exact(values), _NOT_WHOLE["string"], "pass texts")
+        _require(name, values, not_exact(values), _NOT_WHOLE["string"], "pass strings")
         return whole_number_texts(values)
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
-        raise _wrong_type(name, kind, "texts or integers")
+        raise _wrong_type(name, kind, "strings or integers")
     texts = values.cast(pa.string())
     return pc.if_else(pc.equal(texts, ""), _NULL_TEXT, texts)
 
@@ -263,7 +262,7 @@ def _to_texts(name: str, values: pa.Array) -> pa.Array:
         name,
         values.type,
         lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
-        "lists of texts",
+        "lists of strings",
     )
     return values.cast(pa.list_(pa.string()))
 
@@ -287,7 +286,7 @@ def _require_lists(name: str, kind: pa.DataType, fits: Callable[[pa.DataType], b
 
 def _wrong_type(name: str, kind: pa.DataType, needed: str) -> DataError:
     return DataError(
-        f"column {name} has the type {kind}, but the workflow reads {needed}", "convert the column"
+        f"column {name} has the type {kind}, but the workflow reads {needed}", f"convert it to {needed}"
     )
 
 

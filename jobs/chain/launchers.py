@@ -47,7 +47,7 @@ class Stage:
 
     Attributes:
         log: the local file to which the output of the job is written.
-        overrides: the `--set` values of the job.
+        overrides: the `--set` values of the job, each of the form `a.b=value`.
         remote_log: the URI to which the log is copied when the stage has ended, because the lake is not
             local; None for a local lake.
     """
@@ -157,7 +157,7 @@ class StageOutcome:
 
     Attributes:
         started_s: start of the stage, in seconds since 1970.
-        seconds: duration of the stage.
+        seconds: duration of the stage in seconds.
         summary: the last job summary in its log; None without a job summary.
     """
 
@@ -181,7 +181,7 @@ class Launcher(Protocol):
         Call this before checks that take seconds, so that the processes are ready sooner.
 
         Args:
-            train: whether a stage will train a model.
+            train: whether a stage will train a model. If so, torch is imported early.
 
         Raises:
             ConfigError: the Spark profile does not exist.
@@ -191,7 +191,7 @@ class Launcher(Protocol):
         """Runs a stage and waits for its end. The log of the stage receives standard output and error.
 
         Args:
-            stage: the job, the day and the log.
+            stage: the stage to run, with its job, its day and its log.
             interruptions: the signals that this process has received.
             tick: a function that is called several times a second, with the seconds since the stage began.
 
@@ -427,7 +427,7 @@ class Application:
     _used: bool = False
 
     def prepare(self, *, train: bool) -> None:
-        """Starts the child process, which starts a JVM and imports modules for a training. See `Launcher`."""
+        """Starts the child process, which starts a JVM and imports modules for training. See `Launcher`."""
         self.submission.require_profile(submits=False)
         self._modules = _TO_TRAIN if train else ()
         self._start()
@@ -603,7 +603,7 @@ class _Child:
                 self.process.stdin.close()
 
 
-# Runs each stage as a separate spark-submit process.
+# The class below runs each stage as a separate spark-submit process.
 
 
 @dataclass(frozen=True)

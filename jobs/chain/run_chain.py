@@ -81,7 +81,7 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[StageOutcome]:
         runner: the runner of the stages. It must not have run any stage before.
 
     Returns:
-        The outcome of each stage.
+        The outcomes of the stages, in the order in which they ran.
 
     Raises:
         StageError: a stage ended with an exit code other than 0.
@@ -171,7 +171,7 @@ def _temporary_logs() -> Path:
     return ScratchFolder().path
 
 
-# Makes a short remark for the progress line of a stage: the most useful facts of its job summary.
+# The functions below make a short remark for the progress line of a stage: the main facts of its job summary.
 
 
 def remark(summary: JobSummary | None) -> str:
@@ -324,7 +324,7 @@ def _short(version: str | None) -> str | None:
 
 
 def _phrase(noun: str, *words: Any) -> str:
-    """Returns the noun, followed by the words that are not empty; an empty text if all words are empty."""
+    """Returns the noun, followed by the words that are not empty; an empty string if all words are empty."""
     present = [str(word) for word in words if word]
     return " ".join([noun, *present]) if present else ""
 
@@ -348,9 +348,9 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
     """Runs all stages of one run date, and returns the job summary of the run.
 
     Args:
-        arguments: the arguments of nightly.
+        arguments: the parsed command line of nightly.
         launcher: runs the stages. The caller has called its method `prepare`.
-        interruptions: the signals that have arrived.
+        interruptions: stores a signal that arrives, which stops the run.
 
     Raises:
         NightrankError: the configuration is wrong, a table is missing, another process runs this date, or a

@@ -1,6 +1,6 @@
 """Checks that reject a wrong configuration before a job does any work.
 
-Every job calls `check_config`. Jobs that train, or build features for a training, call `check_training`. Jobs
+Every job calls `check_config`. Jobs that train, or build features for training, call `check_training`. Jobs
 that start all stages of a run call `check_tables` and `check_sinks`, and `check_lists` if the run trains.
 `check_tables` and `check_sinks` read tables, credentials and drivers; the other checks read only the
 configuration.
@@ -140,7 +140,7 @@ def check_lists(config: Config) -> None:
         raise ConfigError(
             f"score.context: {error}",
             "correct the value: true and false are 1 and 0, a date is the number of days and a timestamp "
-            "the number of microseconds since 1970-01-01. Or remove the column: lists then have its most "
+            "the number of microseconds since 1970-01-01. Or remove the column: lists then use its most "
             "frequent value in the train rows",
         ) from error
 
@@ -151,9 +151,9 @@ def _context_chains(config: Config, feature_plan: FeaturePlan) -> list[Chain]:
 
 
 def _check_context_texts(config: Config, feature_plan: FeaturePlan) -> None:
-    """Raises ConfigError if score.context has a number for a column of texts.
+    """Raises ConfigError if score.context has a number for a column of strings.
 
-    YAML reads many texts without quotes as numbers, and the number does not show what was written.
+    YAML reads many strings without quotes as numbers, and the number does not show what was written.
     """
     values = config.score.context
     for name, kind in raw_types(_context_chains(config, feature_plan)).items():
@@ -162,7 +162,7 @@ def _check_context_texts(config: Config, feature_plan: FeaturePlan) -> None:
                 f"score.context: {name}={values[name]!r} is a number, but the column has the type string. "
                 "Without quotes, YAML reads 7 and 010 as the numbers 7 and 8, 12:30 as 750, and NO as false, "
                 "which is 0",
-                f'write the text of the log in quotes, such as {name}: "010", and with --set also in the '
+                f'write the value of the log in quotes, such as {name}: "010", and with --set also in the '
                 f"quotes of the shell: --set 'score.context.{name}=\"010\"'",
             )
 
@@ -216,7 +216,7 @@ def _check_blend(config: Config) -> None:
     if config.score.blend == "auto" and any(source.every_item for source in sources):
         raise ConfigError(
             "score.blend=auto needs the scores of sources, but the only source in candidates.sources is "
-            "all_items, which gives none",
+            "all_items, which gives no scores",
             "name other sources, such as {source: ease, n: 500} and {source: popular, n: 100}, or set "
             "score.blend=none",
         )
@@ -247,7 +247,7 @@ def _check_experiment(config: Config) -> None:
 
 
 def _require_dated_clicks(config: Config, section: str) -> None:
-    """Raises ConfigError if the clicks of the day after the run date cannot be told from other clicks."""
+    """Raises ConfigError if the clicks of the day after the run date cannot be identified."""
     if not config.log.by_day and config.log.event_time is None:
         raise ConfigError(
             f"{section} needs the clicks of the day after the run date, but log.path={config.log.path!r} has "
@@ -309,7 +309,7 @@ def _check_segments(config: Config, feature_plan: FeaturePlan) -> None:
             )
 
 
-# Checks the experiments of a comparison before any of them is trained.
+# The functions below check the experiments of a comparison before any of them is trained.
 
 
 def check_experiments(path: str, experiments: Sequence[Experiment]) -> None:
@@ -335,11 +335,11 @@ def check_experiments(path: str, experiments: Sequence[Experiment]) -> None:
 
 
 def check_plans(path: str, plans: Mapping[tuple[str, int], TrainPlan]) -> None:
-    """Checks that all trainings would make different models, and that the validation split has rows.
+    """Checks that all training runs would make different models, and that the validation split has rows.
 
     Args:
         path: the experiments file, for error messages.
-        plans: maps the name of an experiment and a seed to the plan of the training.
+        plans: maps the name of an experiment and a seed to the plan of the training run.
 
     Raises:
         ConfigError: two experiments make the same model.
@@ -361,7 +361,7 @@ def check_plans(path: str, plans: Mapping[tuple[str, int], TrainPlan]) -> None:
         )
 
 
-# Checks that the tables, credentials and drivers of a configuration exist.
+# The functions below check that the tables, credentials and drivers of a configuration exist.
 
 
 def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> None:

@@ -83,8 +83,8 @@ _VAGUE_NAMES = {
 }
 # A log of choices contains only rows with items that users chose. For such a log, `init` writes the settings
 # of benchmarks/lists.yaml, which were measured on several logs (docs/decisions/sequence-models.md#0129).
-# `_ROWS_OF_A_TRAINING` is the approximate number of rows that a training reads in all epochs together. A
-# training has two to sixteen epochs, and takes some minutes.
+# `_ROWS_OF_A_TRAINING` is the approximate number of rows that a training run reads in all epochs together. A
+# training run has two to sixteen epochs, and takes some minutes.
 _ROWS_OF_A_TRAINING = 3_200_000
 _HISTORY_LENGTH = 20
 # If more than this share of the rows have no user, the configuration leaves such rows out without an error.
@@ -172,7 +172,7 @@ def _joined_tables(wishes: Wishes, log: NewLog, config: NewConfig) -> _Joined:
 
 
 def _with_addresses(table: NewTable, config: NewConfig) -> NewTable:
-    """Returns the table of users, with e-mail addresses declared as texts that do not become features."""
+    """Returns the table of users, with e-mail addresses declared as strings that do not become features."""
     addresses = [one for one in table.columns if has_addresses(one.sampled)]
     names = [one.name for one in addresses]
     for one in addresses:
@@ -185,7 +185,7 @@ def _with_addresses(table: NewTable, config: NewConfig) -> NewTable:
 
 
 def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTable:
-    """Returns the table of items with the columns of its titles and pictures, which become texts."""
+    """Returns the table of items. The columns with its titles and pictures get the type string."""
     others = [
         one.sampled
         for one in table.columns
@@ -195,7 +195,7 @@ def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTab
     named: dict[str, str] = {}
     title, why = title_of(others), "by its name"
     if title is None:
-        title, why = title_by_values(others), "its texts are long and distinct"
+        title, why = title_by_values(others), "its values are long and distinct"
     for what, column in (("title", title), ("image", image_of(others))):
         if column is not None:
             named[what] = table.column(column.source).name
@@ -376,7 +376,7 @@ def _attributes_of_log(log: NewLog, joined: _Joined) -> list[NamedColumn]:
 
 
 def _without_outcomes(log: NewLog, joined: _Joined, questions: Questions, config: NewConfig) -> NewLog:
-    """Returns the log with the columns that seem to follow from the click, and asks about them."""
+    """Returns the log with its `outcomes`: columns that seem to follow from the click. Asks about them."""
     if log.is_of_choices:
         return log
     earlier = [one.column.name for one in _features_of_earlier_events(log, joined)]
@@ -390,7 +390,7 @@ def _without_outcomes(log: NewLog, joined: _Joined, questions: Questions, config
     if outcomes:
         questions.open.append(
             f"Are the values of {', '.join(outcomes)} known before the click? They seem to follow from it, "
-            "so they are no features. If they are known before, add them to log.columns, features and scopes"
+            "so they are not features. If they are known before, add them to log.columns, features and scopes"
         )
     return replace(log, outcomes=outcomes)
 
@@ -437,7 +437,7 @@ def _span(days: Sequence[str]) -> int:
 
 
 def _last_run_date(days: Sequence[str]) -> str:
-    """Returns the last day with files whose day before also has files, because a run measures both."""
+    """Returns the last day with files whose day before also has files, because a run needs both days."""
     return next(
         (last for before, last in zip(days[-2::-1], days[:0:-1], strict=True) if _span([before, last]) == 2),
         days[-1],
@@ -696,7 +696,7 @@ def _stock_filters(item: str, joined: _Joined, config: NewConfig) -> dict[str, A
 def _wants_repeats(log: NewLog, questions: Questions) -> bool:
     """Returns whether lists may contain items that the user has chosen before, such as groceries.
 
-    Asks only if every row is a choice, because a view of the same item is no second choice.
+    Asks only if every row is a choice, because a view of the same item is not a second choice.
     """
     if log.label_column is not None or log.user is None or log.item is None or log.time is None:
         return False
@@ -725,7 +725,7 @@ def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, want
         return
     filters = _stock_filters(log.item.name, joined, config)
     if log.label.has_shown and log.label.positive_at_least is not None:
-        # A label by `positive_at_least` is taken for that of a log of choices, such as ratings.
+        # `repeats: auto` would treat a log with `positive_at_least`, such as ratings, like a log of choices.
         filters = {"repeats": "unclicked", **filters}
     if wants_repeats:
         filters = {"repeats": "all", **filters}
@@ -765,6 +765,6 @@ def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, want
     times = [name for name in values if name not in context]
     if times:
         config.choose(
-            f"no score.context: {', '.join(times)}", "lists have the most frequent time of the train rows"
+            f"no score.context: {', '.join(times)}", "lists use the most frequent time of the train rows"
         )
     config.sections["score"] = score

@@ -56,8 +56,8 @@ _TIME_NAME = re.compile(
     r"(^|_)(timestamp|datetime|date|created|ts)($|_)|^(event_)?time$|_at$|^(when|datum|zeit|fecha|heure)$"
 )
 _OTHER_TIME_NAME = re.compile(r"birth|signup|sign_up|regist|release|publish|expir|updated|deliver")
-# Names of columns that say what else a user did with a shown item, and words that make it something that is
-# known before: the past, a sum, or a kind.
+# The first pattern matches names of columns that say what a user did with a shown item. The second matches
+# words in such a name that show that the value is known before the click: the past, a sum, or a kind.
 _OUTCOME_NAME = re.compile(
     r"(^|_)(click(ed)?|(dis)?like[sd]?|hate[sd]?|follow(ed)?|comment(s|ed)?|forward(ed)?|play(s|ed|ing|back)?|"
     r"view(ed|ing)?|watch(es|ed|ing)?|listen(ed|ing)?|stay(ed)?|dwell|read(ing)?|finish(ed)?|progress|"
@@ -69,13 +69,14 @@ _KNOWN_BEFORE = re.compile(
     r"(^|_)(past|prev|previous|last|hist|history|before|prior|avg|average|mean|median|counts?|cnt|num|total|sum|"
     r"rate|ctr|days?|[0-9]+[dhwm]|position|pos|rank|type|id|source)($|_)"
 )
-# A column seems to follow from the click if at most the first share of the rows without a click have another
-# value than the most frequent one of these rows, but at least the second share of the clicks, and at least
-# `_MORE_OFTEN` times as many. Fewer rows than `_FEWEST_OF_A_KIND` show nothing.
+# A column seems to follow from the click if clicks often have unusual values in it: other values than the
+# most frequent one of the rows without a click. Of these rows, at most the share `_VARIED_SHOWN` may have
+# unusual values. Of the clicks, at least `_VARIED_CLICKS` must have them, and at least `_MORE_OFTEN` times
+# the share of the other rows. Fewer than `_FEWEST_OF_A_KIND` clicks, or other rows, show nothing.
 _VARIED_SHOWN, _VARIED_CLICKS, _MORE_OFTEN, _FEWEST_OF_A_KIND = 0.01, 0.05, 10, 20
-# An answer to the question which column has the events.
+# An answer to the question: which column has the events?
 _EVERY_ROW = "no column: every row is a click"
-# Answers to the question what other events mean in a log with shown items.
+# Answers to the question: what do other events mean in a log with shown items?
 _LEFT_OUT, _NOT_CLICKED, _CLICKED = (
     "nothing: such rows are left out",
     "the item was shown, but not clicked",
@@ -83,15 +84,15 @@ _LEFT_OUT, _NOT_CLICKED, _CLICKED = (
 )
 _BY_NAME = "by its name"
 _BY_ID_NAME = "its name says that it has ids"
-# If only some rows have a number, there are at most _FEW_COUNTS different counts of clicks. _NO_COUNT_NAME
-# matches names of numbers, such as click rates, that are attributes of a row.
+# A column with numbers in only some rows may have counts of clicks if it has at most _FEW_COUNTS different
+# numbers. _NO_COUNT_NAME matches names of numbers, such as click rates, that are attributes of a row.
 _FEW_COUNTS = 30
 _NO_COUNT_NAME = re.compile(
     r"(^|_)(rate|ctr|ratio|prob|probability|avg|mean|share|score|pos|position|rank|past|prev|last|hist|history)($|_)"
 )
-# An event has no items if at most this share of its rows have one.
+# An event has no items if at most this share of its rows have an item.
 _ROWS_WITH_ITEM = 0.01
-# A user column is doubtful if its values are distinct in a larger share of the rows that have one.
+# A user column is doubtful if more than this share of its values are distinct.
 _UNIQUE_SHARE = 0.95
 
 
@@ -104,8 +105,8 @@ class Wishes:
         user, item, time, label: columns of the log by their names in the files; None if they are inferred.
         name: name of the configuration; None for the name of the file.
         lake: folder of the lake; None for a folder next to the configuration.
-        time_zone: zone of times without an offset.
-        k: number of items of a list.
+        time_zone: time zone of times without an offset, such as UTC.
+        k: number of items in a list (`score.k`).
     """
 
     log: str
@@ -129,9 +130,9 @@ class NewConfig:
         sections: its keys and their values, in the order of the file.
         reasons: pairs (choice, reason).
         run_date: the date for the first run.
-        tables: its tables by section.
+        tables: maps the names of its sections, such as `users`, to their tables.
         left_out: for each column without a feature, its table, name and the reason.
-        has_lists: whether lists can be made.
+        has_lists: whether the log has a user and an item, so that lists can be made.
         notes: comments about properties of the log. The keys are the sections above which the comments are
             written.
         inactive_filter: a filter of candidates that is written as a comment, with the reason; None if there
@@ -159,7 +160,7 @@ class NewLog:
     Attributes:
         table: the log.
         user, item, time, time_of_day, group, label_column: its columns; None for roles that no column has.
-        label: which rows are clicks.
+        label: the column, and its values, that make a row a click.
         outcomes: maps columns that seem to follow from the click to the reason, as a clause.
     """
 
@@ -185,7 +186,7 @@ class NewLog:
 
     @property
     def is_of_choices(self) -> bool:
-        """Returns whether the log contains only rows that users chose."""
+        """Returns whether the log contains only rows of items that users chose."""
         return not self.label.has_shown
 
     @property
@@ -239,7 +240,7 @@ def outcome_in(column: SampledColumn, label: LabelGuess) -> str | None:
 
     Args:
         column: a column of a log with shown items that varies from row to row.
-        label: which rows are clicks.
+        label: the column, and its values, that make a row a click.
     """
     name = plain_name(column.source)
     has_amounts = column.is_number or column.is_time or column.type == "bool"
@@ -296,12 +297,12 @@ def ask_for_unread_time(log: NewLog, questions: Questions) -> None:
         (
             "If a pattern reads them (docs/lakes.md), declare the column in log.columns, such as "
             "{type: timestamp, format: '%d %B %Y %H:%M'}, and name it in log.event_time. Otherwise, write "
-            "texts such as 2026-01-31 10:00:00.5"
+            "times such as 2026-01-31 10:00:00.5"
         ),
     )
     if column.type in ("float", "decimal"):
         what = "numbers with decimals"
-        remedy = "Write whole seconds or milliseconds since 1970, or texts such as 2026-01-31 10:00:00.5"
+        remedy = "Write whole seconds or milliseconds since 1970, or times such as 2026-01-31 10:00:00.5"
     questions.open.append(
         f"Does {column.source} have the time of each row? It has {what} such as {column.examples[0]!r}, in "
         "no notation that init knows. So the order of the rows is taken for their time, with the oldest row "
@@ -373,7 +374,7 @@ def _times_of(
     Args:
         wish: `--time`: a column with dates and times, with dates, or with times of day; None if not given.
         table: the log.
-        roles: what its columns mean by their names or their order.
+        roles: the meaning of its columns, guessed from their names or their order.
 
     Raises:
         ConfigError: the column does not exist, or has times of day without a column of dates.
@@ -418,7 +419,7 @@ def _with_column(table: NewTable, changed: NamedColumn | None) -> NewTable:
 
 
 def _roles_of(table: NewTable) -> Roles:
-    """Returns what the columns of the log mean."""
+    """Returns the roles of the log's columns, guessed from their names or their order."""
     sample, columns = table.sample, [one.sampled for one in table.columns]
     if sample.has_displays:
         return roles_of_displays(columns)
@@ -437,7 +438,7 @@ def _possible(
 
     Args:
         table: the log.
-        roles: what its columns mean by their names or their order.
+        roles: the meaning of its columns, guessed from their names or their order.
         role: user or item.
         location: the path of the table of users or items; None without such a table.
         other: the column of the other role, if it is known.
@@ -486,7 +487,7 @@ def _with_other_events(label: LabelGuess, questions: Questions) -> LabelGuess:
 def _with_items(
     label: LabelGuess, item: NamedColumn | None, wishes: Wishes, questions: Questions
 ) -> LabelGuess:
-    """Returns the label without clicks whose rows have no item, such as views of other pages."""
+    """Returns the label. Leaves out events whose rows have no item, such as views of other pages."""
     if label.column is None or not label.weights or item is None:
         return label
     has_item = pc.is_valid(item.sampled.values.combine_chunks())
@@ -517,7 +518,7 @@ def _ask_about_user(user: NamedColumn | None, why: str | None, questions: Questi
     """Records a question if the column of the user may contain something else, such as orders.
 
     Args:
-        user: the column; None if there is none.
+        user: the column of the user; None if none was found.
         why: the reason for the choice; None if it was named, or chosen from several columns.
     """
     if user is None:
@@ -538,9 +539,9 @@ def _ask_about_item(
     """Records a question if the column of the item may contain something else, or lacks many values.
 
     Args:
-        item: the column; None if there is none.
+        item: the column of the item; None if none was found.
         why: the reason for the choice; None if it was chosen from several columns.
-        label: which rows are clicks. Rows of events that are left out need no item.
+        label: says which rows are clicks. Rows of events that are left out need no item.
     """
     if item is None:
         return
@@ -584,9 +585,9 @@ def _choose_roles(
     """Records the choice of the user, the item, the time and the clicks, with the reasons.
 
     Args:
-        sample: the sample of the log.
+        sample: the first rows of the log.
         keys: for each role its name, its column, and the reason for the choice.
-        label: which rows are clicks.
+        label: the column, and its values, that make a row a click.
         config: the configuration.
     """
     if sample.has_displays:
@@ -615,7 +616,7 @@ def _chosen_label(
         wish: the value of `--label`; None without this option.
         table: the log.
         label: which rows seem to be clicks.
-        others: the columns with other roles.
+        others: the columns with other roles, such as user or time.
         questions: answers the questions.
     """
     columns = [one.sampled for one in table.columns]
@@ -639,7 +640,7 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
     """Returns the label in the column that `--label` names.
 
     Raises:
-        ConfigError: the column does not contain numbers or only a few texts.
+        ConfigError: the column contains neither numbers nor only a few different strings.
     """
     if column.type != "string":
         label = label_of([column], has_names=True)
@@ -651,7 +652,7 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
     label_of_events = _plausible_flag(column) if column.nulls and column.distinct == 1 else events_of(column)
     if label_of_events is None:
         raise ConfigError(
-            f"--label {column.source}: the column has {column.distinct:,} different texts, such as "
+            f"--label {column.source}: the column has {column.distinct:,} different values, such as "
             f"{column.examples[0]!r}; a label is 0 or 1, a number, or one of a few events",
             "name the column that says what a user did, or omit --label if every row is a click",
         )
@@ -664,16 +665,16 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
 
 
 def _refuse_two_texts(column: SampledColumn) -> None:
-    """Raises ConfigError if a column has two texts, and it is not known which of them means a click."""
+    """Raises ConfigError if a column has two values, and it is not known which of them means a click."""
     label = events_of(column) if column.type == "string" and column.distinct == 2 else None
     if label is None or CERTAIN_EVENT_NAME.search(plain_name(column.source)):
         return
     if not label.has_shown and len(label.weights) == 2 and set(label.weights.values()) == {1.0}:
         raise ConfigError(
-            f"--label {column.source}: the column has the texts {[*label.weights]}, and init does not know "
+            f"--label {column.source}: the column has the values {[*label.weights]}, and init does not know "
             "which of them means a click",
             "write 1 or yes for a click and 0 or no for other rows; or omit --label, and set "
-            "log.label.positive in the new configuration to the text of a click",
+            "log.label.positive in the new configuration to the value of a click",
         )
 
 
@@ -687,8 +688,8 @@ def _asked_flag(
 
     Args:
         label: the label in another column, or no label.
-        columns: the columns of the log.
-        others: columns that have another role.
+        columns: the columns of the log, any of which may be such a column.
+        others: columns that have another role, such as user or time.
         questions: answers the question.
     """
     if label.column is not None and LABEL_NAME.search(label.column.source):
@@ -721,8 +722,8 @@ def _asked_flag(
 def _plausible_flag(column: SampledColumn) -> LabelGuess | None:
     """Returns the most likely label in a column whose values are not only 0 and 1; None if there is none.
 
-    If only some rows have a value, these are clicks. Of numbers, the positive ones are clicks. Of two texts,
-    the rarer one is a click.
+    If only some rows have a value, these are clicks. Of numbers, the positive ones are clicks. Of two
+    strings, the rarer one is a click.
     """
     values = column.values.drop_null()
     if not len(values):
@@ -763,7 +764,7 @@ def _flag_or_rating(label: LabelGuess, columns: Sequence[SampledColumn], questio
 
 
 def _confirmed(label: LabelGuess, questions: Questions) -> LabelGuess:
-    """Returns the label in a column that may have attributes instead of events, or that of every row."""
+    """Returns the label. Asks whether its column has events; if not, every row is a click."""
     events, source = _clicks_of(label), "" if label.column is None else label.column.source
     left_out = f", and rows with {list(label.left_out)} are left out" if label.left_out else ""
     chosen = questions.choose(

@@ -33,7 +33,7 @@ from etl.inference.table_files import find_table
 from etl.raw.text_values import integers, numbers, text_lists
 from etl.readers.jsonl import refuse_names_with_points
 
-# A column of texts with a larger share of distinct values contains titles or addresses instead of categories.
+# A column of strings with a larger share of distinct values has titles or addresses instead of categories.
 _MOST_DISTINCT_SHARE, _MOST_CATEGORIES = 0.5, 100_000
 # Integers with at most this number of values are categories.
 _FEW_VALUES = 20
@@ -43,7 +43,7 @@ _UNIQUE_SHARE = 0.95
 _SMALL_ROWS, _RARE_COUNT = 200_000, 5
 # Numbers are skewed if the mean is this many times the median.
 _SKEWED = 2.0
-# Number of texts that are checked for JSON.
+# Number of values of a column that are checked for JSON.
 _FIRST_TEXTS = 1_000
 # Rows count as sorted by user if each user has about one group of consecutive rows.
 _SORTED_RUNS = 1.2
@@ -111,7 +111,7 @@ class NewTable:
 
     @property
     def null_texts(self) -> list[str]:
-        """Returns the texts that represent null in at least one column."""
+        """Returns the strings that represent null in at least one column."""
         return sorted({text for column in self.columns for text in column.sampled.null_texts})
 
     def column(self, source: str) -> NamedColumn:
@@ -125,7 +125,7 @@ class NewTable:
                 return column
         raise ConfigError(
             f"{self.sample.path.files[0]} has no column {source!r}",
-            f"its columns are {[column.sampled.source for column in self.columns]}",
+            f"name one of its columns: {', '.join(column.sampled.source for column in self.columns)}",
         )
 
     def section(self, used: Iterable[NamedColumn], time_zone: str | None = None) -> dict[str, object]:
@@ -183,7 +183,7 @@ def open_new_table(location: str, taken: Sequence[str] = (), keys: Sequence[str 
 
 
 def _with_ids(column: SampledColumn, *, is_key: bool = False) -> SampledColumn:
-    """Returns a column of ids. Ids such as 709763.1700000077 are texts, although they look like numbers.
+    """Returns a column of ids. Ids such as 709763.1700000077 are strings, although they look like numbers.
 
     Columns without ids are returned unchanged.
 
@@ -232,8 +232,8 @@ def _refuse_ids_with_point(table: NewTable, key: SampledColumn) -> None:
                 f"the column {column.source!r} of {table.sample.path.files[0]} has ids such as "
                 f"{column.examples[0]!r}, but the log's column {key.source!r} has ids such as "
                 f"{key.examples[0]!r}",
-                "write the ids in the same way; for integers beside missing values, pandas needs "
-                "frame[column].astype('Int64') before to_csv",
+                "write the ids of both tables in the same way; if pandas writes integers beside missing "
+                "values, call frame[column].astype('Int64') before to_csv",
             )
 
 
@@ -241,7 +241,7 @@ def key_by_table(table: NewTable, columns: Iterable[SampledColumn]) -> SampledCo
     """Returns the column of the log whose values are the ids of a table of attributes; None if there is none.
 
     Args:
-        table: the table of attributes.
+        table: the table of users or of items.
         columns: columns of the log that may be the key.
     """
     ids = [
@@ -288,7 +288,7 @@ def with_arrays(error: ConfigError, sample: TableSample) -> ConfigError:
         file = sample.path.files[0].rsplit("/", 1)[-1]
         command = f", such as by `jq -c '{{{kept}}} + {objects}[]?' {file} > rows_{file}`"
     return ConfigError(
-        f"{error.problem}; {array} has arrays of objects, which are no columns",
+        f"{error.problem}; {array} has arrays of objects, which cannot be columns",
         f"write one row for each object of {array}{command}; or {error.remedy}",
     )
 
@@ -366,7 +366,7 @@ def _is_amount(column: SampledColumn) -> bool:
 
 
 def _has_json(column: SampledColumn) -> bool:
-    """Returns whether the texts of a column of a text file are JSON objects or lists of them."""
+    """Returns whether the values of a column of a text file are JSON objects or lists of them."""
     texts = column.values.drop_null().slice(0, _FIRST_TEXTS)
     if not pa.types.is_string(texts.type) or not len(texts):
         return False
@@ -384,10 +384,10 @@ def _of_numbers(column: SampledColumn) -> tuple[object, ...]:
 
 
 def most_frequent(column: SampledColumn) -> object:
-    """Returns the most frequent value in the form of `score.context`; None if it has no form for the type.
+    """Returns the most frequent value, in the form of `score.context`; None for a column of times.
 
-    A column of times has None: operators read times as whole numbers, which people cannot check. When lists
-    are made, the default of `score.context` has the most frequent value of the train rows.
+    Operators read times as whole numbers, which people cannot check. For a column without a value in
+    `score.context`, lists use the most frequent value of the train rows.
     """
     if column.is_time or column.is_time_of_day:
         return None
@@ -491,7 +491,7 @@ def is_sorted_by(column: SampledColumn) -> bool:
 
 
 def renamed(table: NewTable, roles: dict[str, NamedColumn | None]) -> NewTable:
-    """Names the columns of a file without names by their roles, and declares keys of text files as texts."""
+    """Names the columns of a file without names by their roles. Keys of text files get the type string."""
     role_of = {column.sampled.source: role for role, column in roles.items() if column is not None}
     columns = []
     for column in table.columns:
@@ -509,7 +509,7 @@ def renamed(table: NewTable, roles: dict[str, NamedColumn | None]) -> NewTable:
 
 
 def with_lists(table: NewTable) -> NewTable:
-    """Returns the table of a log of displays, with lists in place of texts that list items."""
+    """Returns the table of a log of displays. Strings that list items are replaced by lists."""
     sampled = with_lists_of_items([one.sampled for one in table.columns])
     columns = zip(table.columns, sampled, strict=True)
     return replace(table, columns=tuple(replace(one, type=new.type, sampled=new) for one, new in columns))

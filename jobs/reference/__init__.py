@@ -34,7 +34,7 @@ _NEEDS_ARCHITECTURE: Schema = {"anyOf": [{"type": "string"}, {"required": ["arch
 
 
 def generated_files() -> dict[str, str]:
-    """Returns the texts of all generated files by path. Paths are relative to the root of the checkout."""
+    """Returns the contents of all generated files by path. Paths are relative to the root of the checkout."""
     from jobs.reference.roads import roads_page  # this module imports Spark, which schemas do not need
 
     return {
@@ -204,7 +204,7 @@ def _without_titles(schema: Any) -> Any:
     }
 
 
-# Makes the type of a configuration for documents, with the plug-ins of the checkout.
+# The functions below create the type of a configuration for documents, with the plug-ins of the checkout.
 #
 # Config finds rules and sinks by name, so its type does not list them. The documents do not include plug-ins
 # of other packages.
@@ -278,7 +278,7 @@ def _class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-# Makes docs/configuration.md and docs/models.md, with a table of keys for each section.
+# The functions below create docs/configuration.md and docs/models.md, with a table of keys for each section.
 
 _HEAD = (
     "<!-- Made from the types in conf and the settings of plug-ins by `make docs`; changes here are lost. "
@@ -295,7 +295,7 @@ default and its meaning. One YAML file configures all jobs of one log. An unknow
 * `model` is a section or the path of a model file, such as those in `conf/models`. [Models](models.md) lists
   the settings of each architecture.
 * `--set train.epochs=2` on the command line of a job changes one key after the file is read.
-* [Operators](operators/README.md) describes the entries of `ops` in `features`, and of `prepare`.
+* [Operators](operators/README.md) describes the entries of `features.ops` and of `prepare`.
 * [Examples](examples.md) has an example of every source, filter, sink and operator, and of every setting that
   has only certain values.
 

@@ -67,7 +67,7 @@ a preparation as Parquet files of the lake. Spark reads these files, and compute
 negatives with its SQL operators, which the RAPIDS Accelerator supports. Spark then writes the table
 `prepared`. The features are equal on one machine and on a cluster.
 
-If an operator of a package changes rows, it needs two functions
+If an operator from a package changes rows, it needs two functions
 ([a row operator](extending.md#a-row-operator)): `apply_table` for one machine, and `apply` for Spark. The
 compiled scanner, which `make setup` builds, reads text files. With `workflow.device: cuda`, GPUs read them
 ([gpu.md](gpu.md#logs-on-a-gpu)).
@@ -98,11 +98,11 @@ _JOBS = (
     ),
     (
         "`train_model`, `train_retriever`, `refit_model`, `compare_models`",
-        "more than one rank: an elastic training, several GPUs, or `train.num_ranks` above 1",
+        "more than one rank: elastic training, several GPUs, or `train.num_ranks` above 1",
         "leave `train.num_ranks` at `auto`",
     ),
     ("all jobs from `evaluate_model` to `measure_recommendations`", _ROWS, "score fewer users or days"),
-    ("`build_candidates`, `learn_blend`", "a source of candidates of a package", "use our sources"),
+    ("`build_candidates`, `learn_blend`", "a source of candidates from a package", "use another source"),
     (
         "`build_candidates`, `learn_blend`",
         "a filter compares a float with a value of another type",
@@ -110,8 +110,8 @@ _JOBS = (
     ),
     (
         "`deliver_recommendations`, `erase_user`",
-        "a sink of the kind `jdbc` without a local `driver_jar`, of the kind `table` with `table`, or of a "
-        "package without `IN_PROCESS`",
+        "a sink of the kind `jdbc` without a local `driver_jar`, of the kind `table` with `table`, or from "
+        "a package without `IN_PROCESS`",
         "set `driver_jar` to a local path; set `path` instead of `table`; [use another sink](delivery.md)",
     ),
 )

@@ -30,7 +30,7 @@ def frame(x: Axis, y: Axis, marks: Iterable[Html], title: str, description: str)
     Args:
         x, y: the axes.
         marks: SVG elements such as lines and bars, in the chart coordinates that x_of and y_of return.
-        title, description: texts for screen readers.
+        title, description: what screen readers read instead of the picture.
     """
     horizontal = [_horizontal(y, tick) for tick in y.ticks]
     vertical = [
@@ -94,10 +94,10 @@ class Axis:
     """An axis from `low` to `high`, where low < high.
 
     Attributes:
-        label: text at the axis.
+        label: the title of the axis, such as "AUC".
         low, high: the values at the ends of the axis.
         ticks: the values that have a tick.
-        written: formats the value of a tick as text.
+        written: a function that formats the value of a tick as text.
         log: whether the axis is logarithmic. If so, `low` is above 0.
     """
 
@@ -216,7 +216,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.4g}%"
 
 
-# Draws bar charts: histograms with numeric bins, and bars with names.
+# Functions that draw bar charts: histograms with numeric bins, and bars with names.
 
 _ROW, _TOP = 26, 6
 _NAME_WIDTH = 178
@@ -238,7 +238,7 @@ def histogram(
         edges: n + 1 ascending edges of the bins.
         counts: n counts, one per bin.
         x_label, y_label: labels of the axes.
-        x_written: formats the values at the x axis.
+        x_written: a function that formats the numbers at the ticks of the x axis.
 
     Raises:
         ValueError: the number of edges is not the number of counts plus one.
@@ -408,7 +408,7 @@ def rows(title: str, names: Sequence[str], values: Sequence[float], *, unit: str
     )
 
 
-# Draws line charts: one or more series over a common x axis, with horizontal reference lines.
+# Functions that draw line charts: one or more series over a common x axis, with horizontal reference lines.
 
 _MOST_POINTS = 600
 _MOST_DOTS = 40
@@ -442,7 +442,7 @@ class Reference:
     """A horizontal line for comparison.
 
     Attributes:
-        name: text at the line.
+        name: the text that is written above or below the line.
         value: y value of the line.
     """
 
@@ -512,7 +512,7 @@ def _reference(reference: Reference, at: float) -> Html:
     return tag("g", line, name)
 
 
-# Draws scatter charts of two shares, with the diagonal on which both shares are equal.
+# A function that draws a scatter chart of two shares, with the diagonal on which both shares are equal.
 
 _SMALLEST, _LARGEST = 2.5, 9.0
 
@@ -563,7 +563,7 @@ def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label
     return frame(x, y, marks, title, description)
 
 
-# Draws the trials of a search: a dot for each trial, and a line with the best value so far.
+# A function that draws the trials of a search: a dot for each trial, and a line with the best value so far.
 
 
 def dot_chart(
@@ -610,7 +610,7 @@ def dot_chart(
     return join([legend(names), frame(x, y, marks, title, description)])
 
 
-# Draws values with intervals: either one value with a line at a limit, or one row for each of several values.
+# Functions that draw values with intervals: one value beside a limit, or several values in one row each.
 
 _TICK = 6
 _SPAN_ROW, _ROWS_TOP, _ROWS_BOTTOM = 30, 8, 42

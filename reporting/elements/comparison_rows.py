@@ -1,4 +1,4 @@
-"""Formats a comparison of models and settings as the rows of a table of texts."""
+"""Formats a comparison of models and settings as table rows whose cells are strings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from reporting.elements import numbers
 from training.registry.comparison import Comparison, ExperimentOutcome, HeldOut
 
-# The names of the measures, as sentences contain them.
+# The name of each measure as it is written inside a sentence.
 MEASURE_WORDS = {"auc": "AUC", "log_loss": "log loss", "normalized_entropy": "normalised entropy"}
 HEADERS = (
     "Place",
@@ -33,9 +33,9 @@ def comparison_rows(comparison: Comparison) -> list[list[str]]:
     """Returns the cells of each experiment, the best experiment first.
 
     The order depends only on the measure `choose_by` on the validation split. Experiments without a value of
-    this measure come last. Measures are means over the seeds, with the sample
-    standard deviation if there are several seeds. The best epoch of a seed is the epoch with the best value
-    of `choose_by` on the validation split.
+    this measure come last. Measures are means over the seeds. If there are several seeds, the sample standard
+    deviation is added. The best epoch of a seed is the epoch with the best value of `choose_by` on the
+    validation split.
     """
     return [[place, *_cells(experiment, comparison.choose_by)] for place, experiment in _placed(comparison)]
 

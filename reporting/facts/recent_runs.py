@@ -36,7 +36,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "other": (),
 }
 _MEASURES = "measure_recommendations"
-# The jobs whose failure stops a run. `report` is left out: if a report page exists, the job has succeeded.
+# The jobs whose failure stops a run. `report` is not one of them: if a page exists, `report` has succeeded.
 _RUN_JOBS = (
     *(job for jobs in GROUPS.values() for job in jobs),
     "check_quality",
@@ -186,8 +186,8 @@ def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) 
 
     Args:
         records: the records whose failures are returned.
-        others: records of other dates, because a run also starts stages for other dates. A failure in these
-            records explains an exit code of `nightly`, so this exit code adds no further failure.
+        others: records of other dates. A run also starts stages for other dates, so a failed stage whose exit
+            code `nightly` reports may be recorded there. Such a stage is not counted a second time.
     """
     failed = [record for record in records if record.failed and record.job != "nightly"]
     failures = [_failure(record) for record in failed]

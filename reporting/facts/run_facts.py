@@ -81,7 +81,7 @@ class DataQuality:
     Attributes:
         compared: the comparison of the day with its train days.
         findings: the figures that are above a limit.
-        unchecked: texts that name the figures without a limit for this log.
+        unchecked: the figures that are not compared with a limit, each as a text that includes the reason.
     """
 
     compared: DayComparison
@@ -319,7 +319,7 @@ def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, An
     return baseline.get("test")
 
 
-# Reads the lists of a run for the report: counts of recommended items, and the lists of a few users.
+# Functions that read the lists of a run for the report: counts of recommended items, lists of a few users.
 
 
 MOST_CLICKED = 5  # number of a user's clicked items that the report shows
@@ -471,7 +471,7 @@ def histories(
     return {user: UserHistory(items) for user, items in by_user.items()}
 
 
-# Reads published Parquet files for the report, on one machine. Only some files of large tables are read.
+# Functions that read published Parquet files in this process. They read only some files of large tables.
 
 MOST_ROWS = 5_000_000  # maximum number of rows that are read from a column; reading this many takes seconds
 

@@ -112,7 +112,7 @@ def document(title: str, head: Html, sections: Iterable[Section | None]) -> Html
     return join([Html("<!doctype html>\n"), tag("html", tag("head", *meta), body, lang="en")])
 
 
-# Builds the HTML page of a comparison of models and settings.
+# Functions that build the HTML page of a comparison of models and settings.
 
 _MOST_CURVES = 8  # the style sheet has 8 colours
 _MOST_ROWS = 20
@@ -344,7 +344,7 @@ def _details(comparison: Comparison) -> Section:
 
 
 def _failures(comparison: Comparison) -> Section | None:
-    """Returns the section with the errors of failed trainings; None if no training failed."""
+    """Returns the section with the errors of failed training runs; None if no training run failed."""
     rows = [
         (experiment.name, training.seed, training.failure)
         for experiment in comparison.experiments
@@ -353,7 +353,7 @@ def _failures(comparison: Comparison) -> Section | None:
     ]
     if not rows:
         return None
-    sentence = "If a training of an experiment failed, the experiment is not ranked."
+    sentence = "If a training run of an experiment failed, the experiment is not ranked."
     cells = table(("Experiment", "Seed", "Error"), rows, "Failed trainings", (0, 2))
     return section("failures", "Failures", lead(sentence), cells)
 

@@ -28,9 +28,9 @@ _WIDTH = 100
 
 
 def history_table(lake: LakePaths, name: str, run_date: str, refit: str | None = None) -> str:
-    """Returns a text with the model that serves on a run date and the reason.
+    """Returns a text that names the model that serves on a run date, and the reason why it serves.
 
-    A table below shows the last thirty decisions and refits up to this date.
+    The text ends with a table of the last thirty decisions and refits up to this date.
 
     Args:
         lake: the lake.
@@ -133,7 +133,7 @@ def _refit_row(refit: Refit) -> list[str]:
     return [refit.run_date, "refit", refit.version, refit.champion, "-", "-", "-", refit.champion]
 
 
-# Shows a comparison of models and settings as text for a terminal.
+# A function that shows a comparison of models and settings as text for a terminal.
 
 
 def comparison_text(comparison: Comparison, run_date: str, command: str) -> str:

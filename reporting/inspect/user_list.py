@@ -24,7 +24,7 @@ from storage.feature_spec import ITEM_KEY, NULL_ID, OOV_ID, PAD_ID, USER_KEY, Fe
 from storage.manifest import Manifest, data_files, is_published, read_manifest
 from storage.paths import LakePaths, Partition
 
-# Columns of a list that are shown; lists of earlier releases have no reason.
+# The columns of a list that are shown. Lists that an earlier release wrote have no column `reason`.
 ENTRY = ("position", "item_id", "score", "reason")
 
 # The entries of `facts` that differ between the variants of an experiment.
@@ -49,7 +49,7 @@ class InspectedList:
             value. Items that are no longer in the table `items` are left out.
         history: the user's clicks and impressions on the days of the dataset; None if the dataset no longer
             exists.
-        titles: the titles of the items of the list and of the clicked items; empty if the date has none.
+        titles: the titles of the listed items and of the clicked items; empty if no titles were published.
     """
 
     user: str
@@ -64,7 +64,7 @@ class InspectedList:
 
 
 def find(lake: LakePaths, run_date: str, user: str, negatives: Negatives | None = None) -> InspectedList:
-    """Returns the published list of a user. `negatives` is the section of the configuration.
+    """Returns the published list of a user. `negatives` is the section of this name in the configuration.
 
     Raises:
         DataError: there are no lists of this date, the lists were not published, the user is unknown, or the
@@ -182,7 +182,7 @@ def _rows(
     return rows_where(data_files(partition, manifest), columns, condition)
 
 
-# Formats the list of a user as text for a terminal.
+# Functions that format the list of a user as text for a terminal.
 
 _RESERVED = {PAD_ID: "(none)", NULL_ID: "(null)", OOV_ID: "(unknown or rare)"}
 _CLICKED = 10

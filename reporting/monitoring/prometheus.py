@@ -27,8 +27,8 @@ _SUCCESS_GROUP = {"group": "last_success"}  # a label of the push gateway
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 # Maps the name of each metric to its help text. All metrics are gauges of a job's last run. A metric has the
-# labels `config` and `nightrank_job`, and also a label that its help text names, if any. No label is called
-# `job` or `instance`, because Prometheus replaces these by those of the program that it scrapes.
+# labels `config` and `nightrank_job`, and the label that its help text names, if it names one. No label is
+# called `job` or `instance`, because Prometheus sets these two labels for each program that it scrapes.
 METRICS: Mapping[str, str] = {
     "nightrank_run_success": "1 if the last run ended with exit code 0, otherwise 0",
     "nightrank_run_exit_code": "Exit code of the last run: 0 done, 2 configuration, 3 data, 4 infrastructure",
@@ -83,20 +83,20 @@ def expose(record: RunRecord, watch: Watch) -> None:
     if watch.textfile_folder is not None:
         stem = _UNSAFE.sub("_", f"nightrank_{record.config}_{record.job}")
         file_io.replace_text(str(Path(watch.textfile_folder) / f"{stem}.prom"), run_text(record))
-        if not record.failed:  # a separate file, so that a failed run does not remove it
+        if not record.failed:  # in a separate file, which a failed run does not replace
             file_io.replace_text(
                 str(Path(watch.textfile_folder) / f"{stem}.success.prom"), success_text(record)
             )
     if watch.push_gateway is not None:
         group = {"config": record.config}
         _push(watch.push_gateway, record.job, group, _run_samples(record))
-        if not record.failed:  # a group of its own, so that a failed run does not remove it
+        if not record.failed:  # in a separate group, which a failed run does not replace
             _push(watch.push_gateway, record.job, {**group, **_SUCCESS_GROUP}, _success_samples(record))
         log.debug("pushed the metrics of %s to %s", record.job, watch.push_gateway)
 
 
 def _push(address: str, job: str, group: Mapping[str, str], samples: Iterable[Sample]) -> None:
-    """Replaces all metrics of a group of the push gateway. So no metric of an earlier run stays."""
+    """Replaces all metrics of a group in the push gateway, so that no metric of an earlier run remains."""
     push_to_gateway(address, job, _Gauges(samples), dict(group), timeout=_PUSH_TIMEOUT_S)
 
 

@@ -28,7 +28,7 @@ from storage.job_summary import JobSummary
 from storage.lineage import RunLineage
 from storage.paths import LakePaths
 
-# Reads the work that Spark did for a job: its stages and its executors, from the session's status store.
+# Functions that read what Spark did for a job (its stages and executors) from the session's status store.
 
 _MOST_STAGES = 200
 _DRAIN_MS = 2_000
@@ -78,8 +78,8 @@ class SparkWork:
         executors: number of executors that the status store lists. The driver counts as an executor if it
             runs tasks itself.
         cores: number of cores of these executors.
-        core_s: core seconds, summed over the executors and the driver: number of cores times the seconds of
-            the job in which the executor or driver existed.
+        core_s: core seconds, summed over the executors and the driver. Each of them counts its number of
+            cores, multiplied by the seconds of the job in which it existed.
         total: the sums over the tasks of all stages.
         stages: the stages with the largest task_s, as flat dictionaries, in the order of the stage ids.
         stages_left_out: number of stages that are not in `stages`.
@@ -303,10 +303,10 @@ class Observer:
 
         Args:
             job, run_date: the job and its run date.
-            started_s: start of the attempt, in seconds since 1970. A record of the job that began earlier is
-                that of another attempt.
+            started_s: start of the attempt, in seconds since 1970. A record of the job with an
+                earlier start belongs to another attempt.
             seconds: duration of the attempt.
-            error: a text that describes how the attempt ended.
+            error: an error that describes how the attempt ended. Its exit code is recorded too.
         """
         silent = None
         with _harmless(f"the end of {job} is not recorded"):
@@ -449,7 +449,7 @@ def _harmless(consequence: str) -> Any:
         log.warning("%s: %s: %s", consequence, type(error).__name__, error)
 
 
-# Sends the OpenLineage events of a run through OpenLineage's Python client (watch.openlineage).
+# The code below sends the OpenLineage events of a run through OpenLineage's Python client.
 
 
 class LineageSender:

@@ -24,7 +24,7 @@ from storage.paths import LakePaths
 log = logging.getLogger("nightrank.watch")
 
 NO_REMEDY = "read the job's log"  # the remedy of an error without a specific remedy
-_READERS = 16  # threads; on an object store, each file costs a round trip
+_READERS = 16  # number of threads; on an object store, each file takes a round trip
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _read(path: str) -> RunRecord | None:
     try:
         values = file_io.read_json(path)
         if not isinstance(values, dict):
-            raise TypeError(f"a JSON {type(values).__name__}, not an object")
+            raise TypeError(f"it contains a {type(values).__name__} instead of a JSON object")
         record = RunRecord.from_json(values)
     except (DataError, KeyError, TypeError, OSError) as error:
         log.warning("%s is not the record of a run and is left out: %s", path, error)

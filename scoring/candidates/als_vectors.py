@@ -13,11 +13,11 @@ Collaborative Filtering for the Netflix Prize, AAIM 2008)
     (YᵀY + Σ_i c_ui y_i y_iᵀ + λ n_u I) x_u = Σ_i (1 + c_ui) y_i
 
 MLlib draws the initial user vectors with Spark's generator XORShiftRandom: a xorshift generator of 64 bits
-(G. Marsaglia, Xorshift RNGs, JSS 8(14), 2003). Its first state is computed from the seed by MurmurHash3. As
-java.util.Random does, `normals` uses the polar method of Marsaglia, which rejects some pairs of numbers. One
-step of the generator is linear over bits. So for any number of steps, there is a table of 8 times 256 numbers
-that applies all these steps at once. `_states` uses such tables: it repeatedly doubles an array of
-consecutive states.
+(G. Marsaglia, Xorshift RNGs, JSS 8(14), 2003). Its first state is computed from the seed by MurmurHash3. Like
+java.util.Random, `normals` uses the polar method of Marsaglia, which rejects some pairs of numbers. One step
+of the generator is a linear function of the state's bits. So for any number of steps, there is a table of 8
+times 256 numbers with which all these steps are applied at once. `_states` uses such tables: it repeatedly
+doubles an array of consecutive states.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
         if failed.any():
             raise DataError(
                 f"source als: with regularization={config.regularization:g} and alpha={config.alpha:g}, "
-                "the vector of a user or an item is not determined",
+                "the equations for the vector of a user or an item have no unique solution",
                 "raise `regularization` of the source `als`, or lower its `alpha`",
             )
         solved[rows] = torch.cholesky_solve(vectors[:, :, None], factor)[:, :, 0].float()
@@ -159,7 +159,7 @@ def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
         first = last
 
 
-# Draws the initial vectors as MLlib does.
+# The code below draws the initial vectors as MLlib does.
 
 
 def first_vectors(numbers: int, blocks: int, rank: int, seed: int) -> NDArray[np.float32]:
@@ -191,7 +191,7 @@ def normals(seed: int, count: int) -> NDArray[np.float64]:
     parts: list[NDArray[np.float64]] = []
     left = count
     while left > 0:
-        # The polar method accepts a pair of uniform numbers with the probability π/4.
+        # The polar method accepts a pair of uniform numbers with probability π/4.
         pairs = min(int(left / 2 / 0.78) + 16, _MOST_PAIRS)
         states = _states(state, _STEPS * pairs)
         state = int(states[-1])

@@ -30,8 +30,8 @@ _REASON = "_reason"
 def number_items(items: Rows) -> Rows:
     """Adds item_index (int32) as the first column: the position of the item in the order of item_key.
 
-    Positions are counted from 0. A single task sorts all items of a frame. Scoring needs all items on one
-    device anyway, so they also fit into the memory of this task.
+    Positions are counted from 0. If the items are a frame, a single task sorts them. Scoring needs all items
+    on one device anyway, so they also fit into the memory of this task.
     """
     if isinstance(items, pa.Table):
         ordered = items.take(pc.sort_indices(items, sort_keys=[(ITEM_KEY, "ascending")]))
@@ -93,8 +93,9 @@ def _available_of_table(
 
 
 def _no_item(counts: Mapping[str, int]) -> DataError:
+    left_out = ", ".join(f"{name} {number}" for name, number in counts.items())
     return DataError(
-        f"no item is left to recommend; number of items left out, by reason: {dict(counts)}",
+        f"no item is left to recommend; number of items that each filter left out: {left_out}",
         "raise candidates.active_days, or correct the table of items out of stock",
     )
 
@@ -104,7 +105,7 @@ def filter_names(seen: Rows | None, out_of_stock: Rows | None) -> list[str]:
     return [name for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)) if keys is not None]
 
 
-# Publishes the candidate items with the features that an experiment's treatment needs.
+# The code below publishes the candidate items with the features that an experiment's treatment needs.
 
 
 def publish_treatment_items(
@@ -115,7 +116,7 @@ def publish_treatment_items(
     An item has the same index as in candidate_items, because both variants have the same candidates.
 
     Args:
-        context: the context of the run.
+        context: the run's configuration, lake, run date and Spark session.
         control_version: the workflow version of the control.
         numbered: the manifest of the table `candidate_items` of the control.
         treatment: the model of the treatment, and its tables.
@@ -147,8 +148,8 @@ def publish_treatment_items(
     )
     if count(rows) != numbered.rows:
         raise DataError(
-            f"{treatment.items.table} dt={run_date} has features of {count(rows)} of the {numbered.rows} "
-            "candidate items",
+            f"{treatment.items.table} dt={run_date} has features of only {count(rows)} of the "
+            f"{numbered.rows} candidate items",
             f"run build_features and build_candidates for {run_date} again",
         )
     return publish_rows(

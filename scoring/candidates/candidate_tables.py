@@ -79,8 +79,9 @@ class CandidateTables:
 def frames_needed(config: Config) -> bool:
     """Returns whether the candidates of a configuration must be computed from Spark frames.
 
-    This is so if a source proposes (user, item) pairs, or if a filter compares a float with another type:
-    such a filter compares texts, and Spark and Arrow format the same float differently.
+    This is so if a source proposes (user, item) pairs, or if a filter compares a float with a value of
+    another type. Such a filter compares both values as strings, and Spark and Arrow format the same float
+    differently.
     """
     candidates = config.candidates
     return frames_needed_by(candidates) or any(
@@ -89,7 +90,7 @@ def frames_needed(config: Config) -> bool:
 
 
 def _compares_floats(config: Config, table: NotAllowed) -> bool:
-    """Returns whether a filter compares the text of a float with the text of another type."""
+    """Returns whether a filter compares a float, as a string, with a value of another type."""
     attributes = config.candidates.user_attributes
     if table.rule == "at_least" or attributes is None:
         return False
@@ -107,7 +108,7 @@ def _read(context: RunContext, table: RawTable, key: str | list[str], section: s
 
 
 def _with_text(rows: Rows, column: str, name: str) -> Rows:
-    """Adds the column `name`: the values of another column as texts."""
+    """Adds the column `name`: the values of another column as strings."""
     if not isinstance(rows, pa.Table):
         return rows.withColumn(name, F.col(column).cast("string"))
     return rows.append_column(name, plain_array(rows[column]).cast(pa.string()))
@@ -118,8 +119,8 @@ def sold_out(rows: Rows, stock: str, texts: Sequence[str]) -> Rows:
 
     Args:
         rows: the rows of a table of items.
-        stock: the column with the stock: texts if `texts` is not empty, otherwise numbers.
-        texts: the texts that mean that an item is out of stock.
+        stock: the column with the stock. Its values are strings if `texts` is not empty, otherwise numbers.
+        texts: the values that mean that an item is out of stock.
     """
     if not isinstance(rows, pa.Table):
         return rows.where(F.col(stock).isin(*texts) if texts else F.col(stock) <= 0)
@@ -132,7 +133,7 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
     """Reads and checks the tables of candidate generation.
 
     Args:
-        context: the context of the run.
+        context: the run's configuration, lake, run date and Spark session.
         version: workflow version of the table `users`.
 
     Raises:
@@ -181,7 +182,7 @@ def last_counted_days(context: RunContext, dataset: Dataset, splits: list[Split]
 
     With split.by=day, windows end on the run date, and the days of clicks are those of the log's files.
     Otherwise, a split can end any number of days before the run date. So windows end on the local day of the
-    last row of `splits`, up to the run date. The second result is None if there is no click.
+    last row of `splits` that is not after the run date. The second result is None if there is no click.
 
     Raises:
         DataError: the log is not divided by days, and no row of `splits` has a time up to the run date.
@@ -196,9 +197,10 @@ def last_counted_days(context: RunContext, dataset: Dataset, splits: list[Split]
     last_row, last_click = last_days(rows, run_date, config.log.time_zone)
     if last_row is None:
         raise DataError(
-            f"no row of the splits {splits} is of {run_date} or an earlier day, so "
-            f"{[*config.candidates.counts_days]} of the section `candidates` count no row",
-            "run the date of the last rows of the log, or remove these keys",
+            f"no row of the splits {splits} is from {run_date} or an earlier day, so "
+            f"{[*config.candidates.counts_days]} of the section `candidates` would count no rows",
+            "start the job with --run-date set to the date of the newest rows of the log, or remove these "
+            "keys from the section `candidates`",
         )
     return last_row, last_click
 
@@ -217,11 +219,11 @@ def require_clicks_in_windows(config: Candidates, last_day: str, last_click: str
             continue
         first = first_day(source.window_days, last_day)
         if last_click is None or last_click < first:
-            known = f"the last click is of {last_click}" if last_click else "there is no click at all"
+            known = f"the last click is from {last_click}" if last_click else "they have no clicks at all"
             raise DataError(
                 f"candidates.sources.{source.name}.window_days={source.window_days} counts the clicks from "
                 f"{first} to {last_day}, but the splits {config.splits} have no click on these days: {known}",
-                "check the log of these days, set more days, or add splits to candidates.splits",
+                "check the log of these days, raise window_days, or add splits to candidates.splits",
             )
 
 
@@ -229,7 +231,7 @@ def users_of(context: RunContext, version: str, users: Manifest, columns: list[s
     """Reads the columns `columns` of the table `users`. By default, this is only user_key.
 
     Args:
-        context: the context of the run.
+        context: the run's configuration, lake, run date and Spark session.
         version: workflow version of the table.
         users: the manifest that names the files of the table.
         columns: names of the columns.
@@ -246,8 +248,8 @@ def exclusions(
     They are the items that the user clicked or saw, and the items that filters by a user attribute exclude.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         version: workflow version of the table `users`.
         items: rows with the columns item_index and item_key, one row per item.
         tables: the checked tables, which contain the users and the filters.
@@ -299,7 +301,7 @@ def _segments(context: RunContext, version: str, users: Manifest, attributes: Ro
 
 
 def segment_of(rows: Rows, name: str) -> Rows:
-    """Returns the segments of users: user_key and segment, a text. Users with equal values have equal texts.
+    """Returns the segments of users: user_key and segment, a string. Equal values give equal strings.
 
     Args:
         rows: rows with user_key and the column `name`, whose values are the segments.

@@ -16,8 +16,8 @@ from scoring.requests import FEATURES_DT
 from spark.rows import ReadableRows, Rows, StoredRows, query, records, whole
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY, WEIGHT
 
-# Columns of a feature table that candidates are computed from; also EVENT_TIME if the log has one, and WEIGHT
-# if rows have weights.
+# Columns of a feature table from which candidates are computed. EVENT_TIME is also used if the log has it,
+# and WEIGHT if rows have weights.
 CLICK_COLUMNS = (USER_KEY, ITEM_KEY, LABEL)
 
 
@@ -34,7 +34,7 @@ def observed_items(
 ) -> Rows:
     """Returns the distinct pairs (user_key, item_index) of the rows.
 
-    Rows without a click count too.
+    Rows without a click are included.
 
     Args:
         rows: rows with user_key, item_key and the columns of `condition`.
@@ -60,7 +60,7 @@ def has_weights(rows: Rows) -> bool:
 
 
 def weight_of_clicks(rows: Rows) -> str:
-    """Returns the SQL aggregate that counts clicks. If rows have weights, it adds the weights of the clicks.
+    """Returns the SQL aggregate that counts clicks or, if rows have weights, adds up the clicks' weights.
 
     A float64 sum of float32 weights is exact if it is less than 2²⁹ times the smallest weight. Then the sum
     does not depend on the order of the rows.

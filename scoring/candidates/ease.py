@@ -56,8 +56,9 @@ Batches = Iterable[pa.RecordBatch]
 
 WEIGHTS = pa.schema([(ITEM_INDEX, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 
-# Weights are rounded to multiples of a unit. The unit is so large that the absolute weights of an item add up
-# to at most 2 to the power of this number in units. float32 represents all integers up to 2²⁴ exactly.
+# Weights are rounded to multiples of a unit. The unit is so large that the sum of an item's absolute weights
+# is at most 2 ** _MOST_UNITS_BITS units. So float32, which represents all integers up to 2²⁴, represents each
+# sum exactly.
 _MOST_UNITS_BITS = 23
 # Part of the message of the RuntimeError that torch raises when the CPU's memory runs out.
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
@@ -184,7 +185,7 @@ def gram_matrix(pairs: Iterable[pa.RecordBatch], items: NDArray[np.int32]) -> Te
 def ease_weights(gram: Tensor, l2: float) -> Tensor:
     """Returns the weights B (M, M), float32, on the device of the Gram matrix.
 
-    The weights are rounded to multiples of a power of two. The power is large enough that a float32 can
+    The weights are rounded to multiples of a power of two. The power is large enough for a float32 to
     represent every sum of weights exactly. So scores are exact in any order of addition.
 
     Args:
@@ -263,7 +264,7 @@ def _too_large(items: int) -> InfrastructureError:
     """Returns the error for a matrix that does not fit into the memory of the worker."""
     return InfrastructureError(
         f"source ease: the weights of {items} items need {16 * items**2 / 2**30:.1f} GiB of memory in one "
-        "worker, which has less",
+        "worker, but the worker has less memory",
         "give the workers more memory, or use fewer items: set `candidates.active_days`, or `window_days` of "
         "the source `ease`",
     )

@@ -86,8 +86,8 @@ def known_items(
     The settings `repeats` and `candidates.exclude_clicked` determine these items.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         items: rows with the columns item_index and item_key, one row per item.
         splits: the splits to use instead of `candidates.exclude_clicked`.
         users: rows with the distinct user_key of the users whose items are returned; None for all users.
@@ -200,8 +200,8 @@ def _exclude_of_tables(
 ) -> Exclusions:
     """Implements `exclude` for tables with filters.
 
-    For each distinct value of the attribute, it computes once which items a filter excludes. It unites the
-    lists of all filters for a limited number of users at a time, to limit the memory.
+    For each distinct value of the attribute, the function computes once which items a filter excludes. To
+    limit the memory, it unites the lists of all filters for a limited number of users at a time.
     """
     if attributes is None:
         raise ValueError("internal error, please report: filters need the table of user attributes")
@@ -260,7 +260,7 @@ def _barred_by_value(rule: AttributeFilter, values: pa.Array, items: pa.Table) -
 
 
 def _united(lists: Sequence[pa.ListArray]) -> pa.ListArray:
-    """Returns the union of the lists of n users: ascending indices, or null for none.
+    """Returns the union of the lists of each of n users: ascending indices, or null if there are none.
 
     Args:
         lists: arrays of n lists, some of them null.
@@ -278,7 +278,7 @@ def _united(lists: Sequence[pa.ListArray]) -> pa.ListArray:
 
 
 def _typed_array(rule: AttributeFilter, values: pa.ChunkedArray) -> pa.Array:
-    """Converts n values for the comparison, as `_typed` does: to numbers for `at_least`, else to texts."""
+    """Converts n values for the comparison, as `_typed` does: to numbers for `at_least`, else to strings."""
     array = plain_array(values)
     return array.cast(pa.float64(), safe=False) if rule.kind == "at_least" else array.cast(pa.string())
 
@@ -313,7 +313,7 @@ def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> 
 
 
 def _typed(rule: AttributeFilter, value: Column) -> Column:
-    """Casts a value for the comparison: to a number for `at_least`, otherwise to text."""
+    """Casts a value for the comparison: to a number for `at_least`, otherwise to a string."""
     if rule.kind == "at_least":
         return value.cast("double")
     if rule.kind == "deny" or rule.kind == "allow":

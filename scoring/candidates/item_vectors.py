@@ -27,7 +27,8 @@ from storage.feature_spec import USER_KEY
 from storage.file_digests import open_file
 from training.device import choose_device
 
-# Finds, for each user, the n items with the highest scores among the items that are not excluded.
+# The code below finds, for each user, the n items with the highest scores among the items that are not
+# excluded.
 #
 # TopItems computes the scores of one block of consecutive items at a time. Then it merges the best items
 # of the block with the best items of the earlier blocks. The result is exact and does not depend on the
@@ -117,7 +118,8 @@ class TopItems:
             raise DataError(
                 f"{self.scorer}: the dot product of user {users[user]} and "
                 f"the item with index {first + column} is NaN",
-                "look for NaN or infinite features of this user and item; if there are none, train again",
+                "look for NaN or infinite features of this user and item; if there are none, train the model "
+                "again",
             )
 
 
@@ -144,7 +146,7 @@ def batch_of_lists(
 def _keys_of(scores: Tensor, chosen: Tensor, first: int) -> Tensor:
     """Returns the ranking keys of some cells of a matrix of scores.
 
-    Only the cells that `chosen` marks get a key. Once the lists of the users are full, few cells are marked,
+    Only the cells that `chosen` marks get a key. When the lists of the users are full, few cells are marked,
     so few keys are computed. Row u of the result has the keys of the marked cells in row u. The result is as
     wide as the largest number of marked cells in a row, and NO_CANDIDATE fills shorter rows.
 
@@ -164,8 +166,8 @@ def _keys_of(scores: Tensor, chosen: Tensor, first: int) -> Tensor:
 # A worker keeps two tables: a job has at most two sources with item vectors, and their tasks may alternate.
 _TABLES_KEPT = 2
 _LOADING = Lock()  # several threads of this process may load a table at once
-# Bits of a rounded factor. The sum of 1024 products of two rounded factors has at most 50 bits, and a float64
-# has 53.
+# Maximum number of bits of a rounded element. The sum of 1024 products of two rounded elements has at most 50
+# bits, and a float64 has 53.
 _FACTOR_BITS = 20
 
 
@@ -266,11 +268,12 @@ class ItemVectors:
 
 
 def rounded(vectors: Tensor, by_row: bool = False) -> Tensor:
-    """Rounds vectors so that the largest element has 20 binary digits. Returns float64.
+    """Rounds vectors to multiples of a power of two, so that all elements have at most 20 bits.
 
     Args:
         vectors: (R, E) float32.
-        by_row: whether this is the largest element of each row instead of all rows.
+        by_row: whether each row has its own power of two, chosen for the row's largest element. Otherwise one
+            power is chosen for the largest element of all rows.
     """
     exact = vectors.double()
     largest = exact.abs().amax(dim=1, keepdim=True) if by_row else exact.abs().max()

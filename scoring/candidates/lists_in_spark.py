@@ -39,7 +39,7 @@ from storage.manifest import Manifest, data_files
 from storage.publish import Rules, publish_rows
 from storage.run_context import RunContext
 
-# Publishes tables with one row per item that sources compute, so that workers can read them.
+# The code below publishes tables with one row per item that sources compute, so that workers can read them.
 
 log = logging.getLogger("nightrank.candidates")
 
@@ -59,12 +59,12 @@ def vector_store(
     """Returns the store that publishes the table item_vectors of a run date.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         numbered: the manifest of the table candidate_items.
         retriever: the model of the source `retrieval`; None if this source is not configured.
-        purpose: part of the tables' names, so that these tables do not replace the tables of the published
-            lists; None for the published lists.
+        purpose: part of the tables' names, so that these tables do not replace those of the published lists.
+            None means that the tables are those of the published lists.
     """
     table_inputs = {
         "candidate_items": numbered.digest,

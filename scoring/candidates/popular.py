@@ -97,7 +97,7 @@ def _popular_of_table(exclusions: Exclusions, popular: pa.Table, n: int) -> pa.T
 
 
 def popular_in_segment(exclusions: Exclusions, rows: Rows, items: Rows, segments: Rows, n: int) -> Rows:
-    """Like popular_items, but counts only the clicks of users in the same segment.
+    """Returns the same as popular_items, but counts only the clicks of users in the same segment.
 
     Items without clicks in the segment are left out. A user's list is empty if the user's segment is null or
     has no clicks.

@@ -1,8 +1,8 @@
 """Finds the n items whose vectors have the largest dot products with the user's vector (the nearest items).
 
 Exact search compares every user with every item. The vectors of all items are on the device. The device
-computes the dot products of one block of consecutive items at a time (item_vectors.py). So only the vectors,
-but not the dot products, need more memory if there are more items.
+computes the dot products of one block of consecutive items at a time (item_vectors.py). So with more items,
+the vectors need more memory, but the dot products do not.
 
 Approximate search compares a user with the items of some clusters. The centroid of a cluster is the mean of
 its item vectors. The dot product of a centroid and a user's vector is therefore the mean of the dot products
@@ -51,8 +51,9 @@ _MISSING = -1
 # The search requests more than n items, because excluded items are removed later. The number of additional
 # items is at most this factor times n.
 _MOST_SPARE = 4
-# For fewer users than this, faiss computes each dot product separately. For more users, it uses a matrix
-# product, whose last bits depend on the number of users.
+# For fewer users than this number, faiss computes each dot product separately. For more users, faiss uses a
+# matrix product, whose last bits depend on the number of users. This number is so large that faiss never uses
+# a matrix product.
 _ONE_BY_ONE = 1 << 30
 
 
@@ -312,7 +313,7 @@ def _item_vectors(towers: VectorModel, items: SideInputs, device: torch.device) 
         yield towers.item_vectors(items.dense[rows].to(device), items.categorical[rows].to(device))
 
 
-# Divides item vectors into clusters by k-means, for approximate search.
+# The code below divides item vectors into clusters by k-means, for approximate search.
 #
 # The library faiss computes the clusters in one thread with fixed seeds. So the same vectors give the
 # same clusters on processors of the same kind.
@@ -435,7 +436,7 @@ def load_faiss() -> Any:
 
 @contextmanager
 def faiss_threads(threads: int) -> Iterator[None]:
-    """Sets the number of faiss's threads for a `with` block, and then restores the previous number."""
+    """Sets the number of faiss's threads during a `with` block, and then restores the previous number."""
     faiss = load_faiss()
     previous = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)

@@ -71,7 +71,7 @@ def retrieve(
     For approximate search, the function computes and publishes the clusters of the items before it returns.
 
     Args:
-        context: the context of the run.
+        context: the run's configuration, lake, run date and Spark session.
         version: workflow version of the table `users`.
         tables: the users and the retriever.
         numbered: the manifest of the table candidate_items.

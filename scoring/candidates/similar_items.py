@@ -197,7 +197,7 @@ def nearest(similar: DataFrame, most: int) -> DataFrame:
     return ranked.select(ITEM_INDEX, "other", "similarity")
 
 
-# Makes the lists of the sources `covisitation` and `item_knn` in a worker: scores are sums of
+# The code below makes the lists of the sources `covisitation` and `item_knn` in a worker. Scores are sums of
 # similarities.
 #
 # The neighbours of all items form a sparse matrix S: S_ij is the similarity of item j to item i, or 0 if

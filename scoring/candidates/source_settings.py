@@ -12,7 +12,7 @@ from conf.types import Candidates, Strict
 
 
 class SourceParameters(Protocol):
-    """The name under which a source publishes its table, and its maximum number of items for a user."""
+    """The settings of all sources: the name of the source, and its maximum number of items per user."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ def read_source(source: SourceSettings, index: int | None = None) -> tuple[Plugi
     if plugin is None:
         raise ConfigError(
             f"candidates.sources: source={source.source!r} does not exist",
-            "install the package that has this source",
+            "correct the name of the source, or install the package that has this source",
         )
     if not hasattr(plugin.load(), "candidates"):
         plugin.member("propose")

@@ -72,13 +72,14 @@ class SourceTables:
         return within(rows, window_days, self.last_day, self.time_zone)
 
 
-# Makes candidates from proposals: scored (user, item) pairs that a source returns as a Spark frame.
+# The code below makes candidates from proposals: scored (user, item) pairs that a source returns as a Spark
+# frame.
 #
 # The function `propose` of a source returns one row for each proposed pair: user_key (string), item_key
 # (string) and score (a number). For each user, the n items with the highest scores become candidates.
-# Pairs of unknown users and items, excluded items, and pairs whose score is null, infinite or NaN are
-# left out. So `propose` need not consider the exclusions. But it should propose more than n items to
-# users for whom many items are excluded.
+# Pairs with unknown users or items, with excluded items, or with a null, infinite or NaN score are left out.
+# So `propose` need not consider the exclusions. But it should propose more than n items to users for whom
+# many items are excluded.
 
 _SCORE = "score"
 _COLUMNS = (USER_KEY, ITEM_KEY, _SCORE)

@@ -1,8 +1,8 @@
 """Unites the candidates of several sources, in the order of the configuration, up to `candidates.max`.
 
 The sources have already limited each list to `n` items (in popular.py, item_vectors.py, similar_items.py and
-source_tables.py). A list that is shorter than `candidates.max` is not filled up. A user without proposed
-items gets an empty list; scoring/ranking/list_summary.py counts these users.
+source_tables.py). A list that is shorter than `candidates.max` stays shorter. A user without proposed items
+gets an empty list; scoring/ranking/list_summary.py counts these users.
 
 For a blend, each candidate also gets the scores of all sources that proposed it.
 """
@@ -102,7 +102,7 @@ def _unite_tables(
     # Keep the first of equal pairs: it comes from the first source that proposed the pair.
     first = np.sort(np.unique(row << 32 | item, return_index=True)[1])
     row, item, source_of = row[first], item[first], source_of[first]
-    order = np.argsort(row, kind="stable")  # sorts by user; as the sort is stable, the order of sources stays
+    order = np.argsort(row, kind="stable")  # sorts by user; a stable sort keeps the order of the sources
     row, item, source_of = row[order], item[order], source_of[order]
     if most is not None:
         kept = np.arange(len(row)) - np.searchsorted(row, row) < most

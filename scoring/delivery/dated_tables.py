@@ -47,13 +47,13 @@ _LOG = "_delta_log"
 # Settings of a Delta table that set rules for rows. delta-rs does not check these rules for files that Spark
 # or Arrow has written.
 _RULES = re.compile(r"delta\.constraints\..*|delta\.appendOnly=true")
-# The property of a table, and its value, without which the log of the table has the lowest and highest value
-# of columns in each file. These would be ids of users, which an erasure cannot remove from the log.
+# For each format, a table property and its value. They keep the lowest and highest values of columns out of
+# the table's log. These values would be ids of users, which an erasure cannot remove from the log.
 _NO_BOUNDS = {
     "delta": ("delta.dataSkippingNumIndexedCols", "0"),
     "iceberg": ("write.metadata.metrics.default", "counts"),
 }
-# Parts of the errors of Spark if another program has changed the table since this program read it.
+# Parts of Spark's error messages if another program has changed the table since this program read it.
 _CONFLICT = re.compile(
     r"Concurrent(Append|DeleteRead|DeleteDelete|Transaction|Write|Modification)Exception|"
     r"CommitFailedException|MetadataChangedException|ProtocolChangedException|AlreadyExistsException|"
@@ -105,7 +105,7 @@ class DeltaFolder:
         The table is created if the folder does not exist or is empty.
 
         Raises:
-            ConfigError: the folder is no Delta table, is not partitioned by `dt` alone, or has rules that
+            ConfigError: the folder is not a Delta table, is not partitioned by `dt` alone, or has rules that
                 this delivery cannot check.
             DataError: the columns of the table differ from those of the rows.
             InfrastructureError: the table cannot be read or written, or other programs changed the date
@@ -152,7 +152,8 @@ class DeltaFolder:
 
         Args:
             column: the column with the ids of users.
-            users: the ids. The commit does not contain them, as the predicate of a deletion would.
+            users: the ids. The commit does not contain these ids; the predicate of a deletion would contain
+                them.
         """
         with self._errors():
             if current_version(self.root) is None:
@@ -171,7 +172,7 @@ class DeltaFolder:
         return self._delete(delete)
 
     def remark(self) -> str:
-        """Returns a text that says where ids of erased users still exist."""
+        """Returns a sentence that says where ids of erased users still exist."""
         with self._errors():
             properties = self._table().metadata().configuration
         return (
@@ -205,7 +206,7 @@ class DeltaFolder:
         from deltalake import DeltaTable
 
         require_names(self.root, "delta", day.names)
-        # While another delivery creates the table, the folder is empty, or has an empty folder of the log.
+        # While another delivery creates the table, the folder is empty, or contains only an empty log folder.
         others = [info for info in file_io.list_files(self.root) if info.base_name != _LOG]
         if not others and not DeltaTable.is_deltatable(self.root, store_options(self.root)):
             DeltaTable.create(
@@ -305,7 +306,7 @@ class DeltaFolder:
 
         table = self._table(version.number)
         # Deliveries of a date have the same application id, so two of them at the same time conflict.
-        # Otherwise delta-rs would keep the files of both if the date is new.
+        # Otherwise, on a new date, delta-rs would keep the files of both deliveries.
         application = f"nightrank {DATE}={dt}"
         number = (table.transaction_version(application) or 0) + 1
         modified = int(time.time() * 1000)
@@ -432,7 +433,7 @@ class CatalogueTable:
         return number
 
     def remark(self) -> str:
-        """Returns a text that says where ids of erased users still exist."""
+        """Returns a sentence that says where ids of erased users still exist."""
         how = (
             "a VACUUM deletes" if self.form == "delta" else "expire_snapshots and remove_orphan_files delete"
         )
@@ -560,8 +561,9 @@ def require_names(table: str, form: str, names: Sequence[str]) -> None:
         wrong = [name for name in wrong if name == DATE or lower.count(name) > 1]
     if wrong:
         raise DataError(
-            f"the table {table} cannot have columns of the names {wrong}: {DATE} is the date, names "
-            "must differ in more than their case, and Delta does not allow spaces or the characters ,;{}()=",
+            f"the table {table} cannot have columns of the names {wrong}: {DATE} is the name of the date's "
+            "column, two names must not differ only in case, and Delta allows no spaces and none of the "
+            "characters ,;{}()=",
             "rename these features, or leave out this table in `features` of the sink",
         )
 

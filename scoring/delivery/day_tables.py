@@ -381,7 +381,7 @@ def _parsed(comment: str) -> dict[str, Any]:
 
 
 def _literal(text: str) -> str:
-    """Returns a text as a literal of SQL. The text must not contain a backslash."""
+    """Returns a string as a SQL literal. The string must not contain a backslash."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -408,8 +408,8 @@ class PlainTable(ServedTable):
     def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
         """Creates an unlogged table, because it exists only until its rows are copied.
 
-        The table always has the column `variant`, because `replace` also copies it if only the served table
-        has it: an earlier experiment or a user has added it.
+        The table always has the column `variant`. `replace` copies this column even if only the served table
+        has it, because an earlier experiment or a user has added it there.
         """
         typed = ", ".join(f"{name} {TYPES.get(name, 'text')}" for name in dict.fromkeys((*columns, VARIANT)))
         self.database.execute(

@@ -63,7 +63,7 @@ class Files:
         count: reads the files of this folder, and returns a mapping of file names to numbers of records.
         ending: the end of the names of these files. Files with another ending are not published.
         records: the number of records that all files together must have.
-        layout: a text that describes the format. If it differs from the layout of the published files, the
+        layout: a string that describes the format. If it differs from the layout of the published files, the
             files are written again.
         schema: (name, type) of each column, for the manifest.
         facts: JSON values for readers of the manifest.
@@ -161,7 +161,7 @@ def _replace(
     delete_leftovers(partition, [manifest, previous], lists.grace_hours, replaced=previous)
 
 
-# Erases users from published files.
+# The code below erases users from published files.
 
 _GZIP = ".gz"
 
@@ -181,7 +181,7 @@ class ListRecord:
     content: bytes
 
 
-# Parses the content of a file: returns the bytes before the first record, and the records.
+# The code below parses the content of a file: returns the bytes before the first record, and the records.
 Parse = Callable[[bytes], tuple[bytes, list[ListRecord]]]
 
 

@@ -49,7 +49,7 @@ class OnlineTable:
     """The buckets of one table.
 
     Attributes:
-        attempt: a text in the names of the buckets. No other delivery uses this text.
+        attempt: a string in the names of the buckets. No other delivery uses this string.
         digest: the digest of the partition of the lake from which the table was made.
         buckets: number of buckets.
         keys: number of keys in all buckets.

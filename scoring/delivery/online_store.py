@@ -51,7 +51,7 @@ class Source:
 
     Attributes:
         name: `lists`, `users` or `items`.
-        key: the column with the key, a text without nulls.
+        key: the column with the key, a string column without nulls.
         order: the columns by which the rows of one key are sorted; empty if each key has one row.
         digest: the digest of the partition.
         keys: number of different keys.
@@ -267,7 +267,7 @@ def tables_of(pointer: Pointer | None) -> Mapping[str, OnlineTable]:
     return pointer.tables if pointer is not None else {}
 
 
-# Erases users from a key-value store.
+# The code below erases users from a key-value store.
 
 _OF_USERS = (LISTS, "users")
 _NAMES_PER_SCAN = 1000

@@ -34,7 +34,7 @@ _CONNECTION = {
     "sslmode": "verify-full",  # the driver's default accepts connections without encryption
     "connectTimeout": "20",
     "loginTimeout": "60",
-    # Timeout of an answer: longer than the transaction of a large delivery.
+    # Seconds to wait for an answer. The transaction of a large delivery must not take longer.
     "socketTimeout": "3600",
     "tcpKeepAlive": "true",
 }
@@ -292,7 +292,9 @@ def sql_error(sink: Database, error: Py4JJavaError) -> NightrankError:
             "correct the database and table under deliver.sinks, or allow the user to create and change "
             "tables there",
         )
-    if state.startswith(("22", "54")) or state == "23502":  # invalid values, too large values, or nulls
+    # The SQLSTATE classes of invalid values (22) and of exceeded limits (54), and the code of a null in a
+    # NOT NULL column (23502).
+    if state.startswith(("22", "54")) or state == "23502":
         return DataError(problem, CANNOT_HOLD)
     return InfrastructureError(
         problem,

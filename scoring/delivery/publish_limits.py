@@ -78,8 +78,8 @@ def publish_changes(
     Call it before the lists are published.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         lists: the new lists, with user_id, item_id and score: a table, or a frame for large lists.
         facts: the statistics of the new lists, which summarize_lists returns; `coverage` is copied from them.
         rows: number of entries of the new lists.
@@ -181,8 +181,8 @@ def _against(
     }
 
 
-# Compares the new lists of a run with the lists that were published earlier.
-# Small lists are Arrow tables in the driver, and other lists are Spark frames. Both give the same figures.
+# The code below compares the new lists of a run with the lists that were published earlier. Small lists are
+# Arrow tables in the driver, and other lists are Spark frames. Both give the same figures.
 
 # Decimals add up to the same sum in any order.
 _EXACT = "decimal(18,15)"

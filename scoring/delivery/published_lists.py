@@ -35,7 +35,7 @@ class LakeTable:
 
 @dataclass(frozen=True)
 class RawUsers:
-    """The raw table of users of a configuration, whose texts are delivered and not stored in the lake.
+    """The raw table of users, whose string columns can be delivered without being stored in the lake.
 
     Attributes:
         digest: the digest of its files.
@@ -140,8 +140,8 @@ class Erased:
     Attributes:
         target: the address of the sink, without a password.
         rows: number of removed rows, lines or keys.
-        remark: a text for the record of the erasure, which says where removed rows still exist in old files;
-            empty if nowhere.
+        remark: a sentence for the record of the erasure that says where removed rows still exist in old
+            files; empty if there are no such files.
     """
 
     target: str

@@ -123,14 +123,15 @@ class ContenderFigures:
 
 @dataclass(frozen=True)
 class LearnedBlend:
-    """The result of `fit`: the chosen contender and the figures of all contenders.
+    """The result of `learn`: the chosen contender and the figures of all contenders.
 
     Attributes:
         chosen: the contender with the highest NDCG@k; with equal values, the first one in the order of
             `figures`.
         figures: maps each contender to its figures: `model`, the sources in the order of their indices, and
             `blend`.
-        request: the weights that rank like the chosen contender, fitted to all users; None for `model`.
+        request: the weights with which a blend ranks like the chosen contender; None for `model`. The weights
+            of `blend` are fitted to all users.
     """
 
     chosen: str
@@ -168,9 +169,9 @@ def learn(pairs: MeasuredPairs, sources: Sequence[str], k: int) -> LearnedBlend:
 def features(pairs: MeasuredPairs) -> tuple[Vector, Vector]:
     """Returns the features (P, 1 + 2 S) of the pairs, and the scales (1 + S,) of logit and scores.
 
-    The features are: the logit; the score of each source, or 0 if this source did not propose the item; for
-    each source, 1 if this source did not propose the item, otherwise 0. Logit and scores are divided by their
-    standard deviation over all pairs.
+    The first feature is the logit. The next S features are the scores of the sources, or 0 where a source did
+    not propose the item. The last S features are 1 where a source did not propose the item, and 0 elsewhere.
+    Logit and scores are divided by their standard deviation over all pairs.
     """
     proposed = ~np.isnan(pairs.scores)
     columns = [pairs.logits, *(pairs.scores[here, s] for s, here in enumerate(proposed.T))]
@@ -291,7 +292,8 @@ def _request(weights: Vector, scales: Vector, intercept: float) -> BlendRequest:
     return BlendRequest(intercept, float(plain[0]), tuple(plain[1:].tolist()), tuple(absent.tolist()))
 
 
-# Measures the candidates of users with validation clicks, computed from earlier data only.
+# The code below measures the candidates of users with validation clicks, which are computed from earlier data
+# only.
 #
 # The sources count the rows of the train split only, and only these rows exclude items. The features of users
 # and items are from before the validation rows. Otherwise a source or the features could contain the clicks
@@ -314,8 +316,8 @@ def measured_pairs(
     None if there is no such user.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         model: the model that ranks.
         tables: the tables of the section `candidates`.
     """
@@ -407,9 +409,9 @@ def publish_items(
 def counted_until(context: RunContext, dataset: Dataset) -> str:
     """Returns the last day of the windows of sources with `window_days`, in `log.time_zone`.
 
-    It is the day of the last train row. If the log is divided by days, as many days are added as separate the
-    run date from the rows that build_candidates counts. So the windows of both contain equally many days with
-    rows.
+    It is the day of the last train row. If the log is divided by days, `uncounted_days` is added: the number
+    of days from the last day whose rows build_candidates counts to the run date. So a window has the same
+    number of days with rows here as in build_candidates.
     """
     if context.config.split.by == "day":
         last = date.fromisoformat(dataset.splits["train"][-1].dt)

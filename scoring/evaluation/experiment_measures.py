@@ -44,7 +44,7 @@ def measure_experiment(context: RunContext, published: Manifest, clicked: Rows) 
     Publishes the sums of the date, and records a stop if the treatment is worse than `stop_below` allows.
 
     Args:
-        context: the context of the run.
+        context: the run's configuration, lake, run date and Spark session.
         published: the manifest of the lists.
         clicked: rows with the columns user_key and item_key: the distinct items that each user clicked on the
             next day.
@@ -55,7 +55,7 @@ def measure_experiment(context: RunContext, published: Manifest, clicked: Rows) 
     if settings is None or facts["name"] != settings.name:
         log.warning(
             "experiment %s: its lists of %s are not measured, because the configuration has no such "
-            "experiment; to measure them, write serving.experiment again, with the last date as end",
+            "experiment; to measure them, restore serving.experiment, and set its `end` to the last date",
             facts["name"],
             context.run_date,
         )
@@ -111,7 +111,7 @@ def _publish(
 def _comparable(settings: ServingExperiment, published: Manifest) -> dict[str, Any]:
     """Returns the values that must be equal for two dates, so that the dates' sums can be added.
 
-    Lists of earlier releases do not name the salt.
+    The manifests of lists that earlier releases made do not record the salt.
     """
     facts = published.facts["experiment"]
     models = {name: facts["variants"][name]["model_version"] for name in (CONTROL, TREATMENT)}
@@ -130,7 +130,8 @@ def _days(
 ) -> tuple[dict[str, dict[str, Sums]], list[str]]:
     """Returns the sums of the experiment's dates up to the run date, and the dates that are left out.
 
-    The sums of earlier releases do not name k and the salt. They are taken to be those of the run date.
+    The sums that earlier releases published do not record k and the salt. The function assumes the values of
+    the run date for them.
     """
     table = context.lake.experiments(settings.name)
     names = (info.base_name.removeprefix("dt=") for info in file_io.list_files(table.path))
@@ -169,8 +170,8 @@ def _stop(context: RunContext, settings: ServingExperiment, total: Mapping[str, 
     """Returns the run date on which the experiment stops; None if it continues. Records a new stop.
 
     The date of a new stop is after the dates of all published lists. So a rerun of these dates makes the same
-    lists. The figures of a date before `settings.resume` record no stop: they are those of the experiment
-    before it was resumed.
+    lists. No stop is recorded on a date before `settings.resume`, because the figures of this date describe
+    the experiment before it was resumed.
     """
     lake, name = context.lake, context.config.name
     for stop in read_stops(lake, name, _LAST_DATE):
@@ -199,7 +200,7 @@ def _later(day: str, days: int) -> str:
 # be added, and each resample of the total contains all days of a sampled user. The sums are integers, so
 # tasks and the order of rows do not change them.
 
-# The values that are summed over users: 1 if the user clicked, 1 if a clicked item is in the list, NDCG, and
+# These values of each user are summed: 1 if the user clicked, 1 if a clicked item is in the list, NDCG, and
 # the reciprocal rank of the first hit. NDCG and reciprocal rank are in units of 2⁻³², and 0 for users without
 # a click.
 VALUES = ("clicked", "hit", "ndcg", "reciprocal_rank")

@@ -49,7 +49,7 @@ def features_before_test(
     *,
     before: Split = "test",
 ) -> DataFrame:
-    """Does the same as `rows_before_test`, but returns a Spark frame."""
+    """Returns the features that `rows_before_test` returns, as a Spark frame."""
     return frame_of(context.spark, rows_before_test(context, dataset, spec, side, before=before))
 
 
@@ -72,8 +72,8 @@ def rows_before_test(
     of the train split are used.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         spec: the features of a model. The workflow with the version `spec.workflow_version` computes them.
         side: `user` or `item`.
         before: rows of this split and of later splits are not used.

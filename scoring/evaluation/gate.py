@@ -39,7 +39,7 @@ class GateMeasure:
     """A measure in which the challenger must not be worse than the champion by more than a margin.
 
     Attributes:
-        name: the name of the check.
+        name: the name of the check, such as `auc`.
         label: the name of the measure in messages.
         setting: the configuration key of the margin; None if the measure has no margin.
         remedy: what messages recommend, besides a larger margin, if the interval is too wide.
@@ -99,7 +99,7 @@ class GateCheck:
     """The result of one check of the gate.
 
     Attributes:
-        name: the name of the checked figure.
+        name: the name of the checked figure, such as `auc`.
         level: `hold` prevents the promotion; `warn` only logs a warning; `ok` does nothing.
         message: the result as a sentence.
         value, limit: the value of the figure, and the limit that the value was compared with.

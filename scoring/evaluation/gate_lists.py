@@ -176,8 +176,8 @@ def sampled_users(
     """Returns the users whose lists are measured: rows with the distinct user_key.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         positives: rows with the column user_key, one or more for each user with a click in the measured
             split.
         most: maximum number of users. Those with the smallest hashes of their keys are returned.
@@ -228,8 +228,8 @@ def lists_of(context: RunContext, dataset: Dataset, model: ModelInfo, items: Man
     """Returns the lists of the users: user_key, position (from 1) and item_key, one row per list entry.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         model: the model that ranks.
         items: the manifest of the table `gate_items` of the model's workflow.
         users: rows with the distinct user_key.

@@ -81,11 +81,11 @@ def run_gate(
 ) -> GateEvaluation:
     """Evaluates a challenger on the test rows of a dataset. This function does not publish tables.
 
-    Test days, or test rows of a log without days, on which one of the models was trained are left out.
+    Test days on which a model was trained are left out. In a log without days, such test rows are left out.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         challenger: the model to decide on.
         champion: the model that serves before the decision; None if there is none.
         barred_because: the reason of the person who decided against the challenger; None if no person did so.
@@ -128,9 +128,9 @@ def run_gate(
 def held_out_days(dataset: Dataset, models: Sequence[ModelInfo]) -> tuple[Dataset, list[GateCheck]]:
     """Returns the dataset with only the test days on which no model was trained, and a check of the others.
 
-    A model fits the labels of its own training rows too well. There are such test days if `split.test_days`
-    was enlarged after a model was trained. If no test day is left, all are kept, and the check has the level
-    `hold`. If no model was trained on a test day, there is no check.
+    A model fits the labels of its own training rows too well. A model may have been trained on a test day if
+    `split.test_days` was enlarged after the training run. If no test day is left, all are kept, and the check
+    has the level `hold`. If no model was trained on a test day, there is no check.
     """
     test, seen = dataset.splits["test"], {}
     for role, model in zip(("challenger", "champion"), models, strict=False):
@@ -148,7 +148,8 @@ def held_out_days(dataset: Dataset, models: Sequence[ModelInfo]) -> tuple[Datase
     return replace(dataset, splits={**dataset.splits, "test": left}), [GateCheck(LEARNED, "warn", message)]
 
 
-# Compares the lists of challenger and champion, and checks the difference against `gate.lists_margin`.
+# The code below compares the lists of challenger and champion, and checks the difference against
+# `gate.lists_margin`.
 #
 # NDCG@k decides, because its interval is narrower than the interval of the hit rate. NDCG@k also falls if the
 # hits move down in the lists. The hit rate is only reported.
@@ -215,9 +216,9 @@ def compare_lists(
 def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
     """Returns the checks of the lists.
 
-    The list is empty if there is no champion. If lists could not be measured, the only check gives the
-    reason. If fewer than `gate.min_users` users were measured, no check of the lists prevents the promotion.
-    At most `gate.lists_users` users are measured, so this number is always enough.
+    The list is empty if there is no champion. If lists could not be measured, there is only one check, which
+    gives the reason. If fewer than `gate.min_users` users were measured, no check of the lists prevents the
+    promotion. `gate.lists_users` users are enough, because no more users are measured.
     """
     measurement = comparison.measurement
     if measurement.skipped is not None:
@@ -246,7 +247,7 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
     return checks
 
 
-# Second step of the gate: checks the challenger's scores and the test day's data for drift.
+# The second step of the gate checks the challenger's scores and the test day's data for drift.
 #
 # This step reads the figures about the data from the data report that build_features published (etl.quality).
 
@@ -384,7 +385,7 @@ def _oov_check(context: RunContext, oov_shares: list[NamedValue]) -> GateCheck |
     return _limit_check(context, "oov_share", value, message)
 
 
-# Last step of the gate: formats the result as JSON for the report, and as a record for the registry.
+# The last step of the gate formats the result as JSON for the report, and as a record for the registry.
 
 HEADLINE = ("auc", "log_loss", "normalized_entropy", "predicted_over_observed", "rows", "positives")
 LINEAGE = (
@@ -510,7 +511,7 @@ def _check_facts(check: GateCheck) -> dict[str, Any]:
     return {"said" if name == "message" else name: value for name, value in asdict(check).items()}
 
 
-# First step of the gate: measures both models on the same raw test rows.
+# The first step of the gate measures both models on the same raw test rows.
 #
 # The workflow of each model encodes the test rows for this model.
 
@@ -523,7 +524,7 @@ class ModelMeasures:
     """The measures of one model on the test rows.
 
     Attributes:
-        version: version of the model.
+        version: the model's version, 16 hexadecimal digits.
         workflow_version: version of the workflow that encoded the test rows.
         quality: the quality of the predicted probabilities.
         oov_shares: maps each id feature to the share of its ids in the test rows that the vocabulary of the
@@ -632,9 +633,9 @@ def measure_models(
         )
     counts = {(model.quality.facts["rows"], model.quality.facts["positives"]) for model in measures.values()}
     if len(counts) > 1:
+        found = " and ".join(f"{rows} rows with {clicks} clicks" for rows, clicks in sorted(counts))
         raise DataError(
-            "champion and challenger were measured on different rows; their numbers of (rows, clicks) are "
-            f"{sorted(counts)}",
+            f"champion and challenger were measured on different rows: {found}",
             f"the raw log changed after build_features ran: run build_features for {context.run_date} again",
         )
     return Measurement(measures, units)
@@ -702,7 +703,7 @@ def _unit_of(spec: FeatureSpec) -> str:
     return USER_KEY if USER_KEY in spec.key_columns else ROW_ID
 
 
-# Encodes the test rows of a run date by the workflow of each model that the gate compares.
+# The code below encodes the test rows of a run date by the workflow of each model that the gate compares.
 
 
 def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: str) -> ReadableRows:
@@ -724,7 +725,7 @@ def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: s
     return encode_split(workers, plan, context.lake, workflow, context.run_date, "test", read, days)
 
 
-# Measures MAP@k and NDCG@k of ranked groups of rows, such as ads that were displayed together.
+# The code below measures MAP@k and NDCG@k of ranked groups of rows, such as ads that were displayed together.
 #
 # All rows of a group are in one Spark task. Each task reduces its groups to one row of integer sums, and the
 # driver adds the rows of all tasks. So the result does not depend on the order of the tasks, and the driver's

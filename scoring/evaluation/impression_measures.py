@@ -64,7 +64,7 @@ def measure_impressions(
     """Returns the figures of the list entries that were shown, as JSON values; None without a log.
 
     Args:
-        context: the context of the run.
+        context: the run's configuration, lake, run date and Spark session.
         published: the manifest of the lists.
         clicked: rows with the columns user_key and item_key: the distinct items that each user clicked on the
             next day.
@@ -370,12 +370,13 @@ def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
     }
 
 
-# Estimates the click rate that explored positions would have if the model ordered their items, not chance.
+# The code below estimates the click rate that explored positions would have if the model, instead of chance,
+# ordered their items.
 #
 # The rule `score.rules.exploration` sorts a user's candidates that are not yet in the list by a uniform
 # random key. The first m of them (the drawn items) get the last m positions. So all m! orders of the drawn
 # items have the same probability. The item that the model ranks j-th among them is at the j-th explored
-# position with the probability 1 / m. This probability (the propensity) is exact, and does not depend on the
+# position with probability 1 / m. This probability (the propensity) is exact, and does not depend on the
 # number of candidates.
 #
 # The alternative order sorts the drawn items by descending score. The estimate is the self-normalised

@@ -105,12 +105,16 @@ def truth_facts(
 def shown_kinds(
     measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, MeasuredLists]:
-    """Returns the measures of the kinds that are shown for new users and items; of BEST only if it exists."""
+    """Returns the measures of the kinds of lists that are shown for new users and items.
+
+    The kind BEST is included only if its lists were made.
+    """
     kinds = [PUBLISHED, POPULAR, *([BEST] if BEST in counts else [])]
     return {kind: measured.get(kind, NO_LISTS) for kind in kinds}
 
 
-# Makes lists from the true probabilities of a generated log. They are measured like the published lists.
+# The code below makes lists from the true probabilities of a generated log. These lists are measured like the
+# published lists.
 #
 # The true probabilities are those of the measured days, so a model can make better lists only by chance. The
 # expected hit rate of these lists is therefore the highest that any lists can have.
@@ -270,7 +274,8 @@ def _best_of(scores: Floats, k: int) -> list[NDArray[np.int64]]:
     return [part[:k] for part in np.split(ordered, ends[:-1])]
 
 
-# Measures lists for new users and items. The model was trained without the ids of these users and items.
+# The code below measures lists for new users and items. The model was trained without the ids of these users
+# and items.
 #
 # A user or item is new if its id feature has OOV_ID on the date of the lists. That is so if its first row
 # came after the training, or if it had fewer train rows than `min_count`. If no id feature is computed from
@@ -281,7 +286,7 @@ def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Row
     """Returns the users and the items of the run date, with their key and the column `new` (boolean).
 
     Args:
-        context: the context of the run. The section `keys` must be set.
+        context: the run's configuration, lake, run date and Spark session. The section `keys` must be set.
         version: workflow version of the model that made the lists.
         train: rows with the user_key and item_key of the train split.
     """
@@ -325,8 +330,8 @@ def cold_start_facts(
     Returns:
         A dictionary with the keys `new_users`, `known_users` and `new_items`. Each value has the number of
         users (`users`), and the `hit_rate` and `ndcg` of each kind of lists. `new_items` also has `items`,
-        the number of new items; `position_share`, the share of list entries whose item is new; and
-        `click_share`, the share of clicks on new items among the clicks on all items.
+        the number of new items, and two shares. `position_share` is the share of list entries whose item is
+        new. `click_share` is the share of clicks on new items among the clicks on all items.
     """
     facts: dict[str, Any] = {}
     for group in ("new_users", "known_users", "new_items"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from spark.rows import Rows, query, records
 
-# Measures the relevance of a user's top-k list by the user's later clicks: hits and NDCG.
+# The code below measures the relevance of a user's top-k list by the user's later clicks, as hits and NDCG.
 
 # NDCG is summed in integer units of 2⁻³², and the gains of one list in units of 2⁻⁴⁰. So the sums do not
 # depend on the order of the rows.

@@ -1,7 +1,7 @@
 """Chooses the rows that measure lists and models: rows that no model has learned.
 
 `rows_of_day` and `new_rows_of_day` read the users, items and labels of one day, for example of the day after
-the lists. `learned_rows` finds the test rows of a log without days on which a model was trained.
+the lists. `learned_rows` finds test rows on which a model was trained, in a log that is not stored by day.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def new_rows_of_day(context: RunContext, dataset: Dataset, day: str) -> Rows:
     event_time. If the log has no event_time, no row is known to be later.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         day: a day after the run date.
 
     Raises:
@@ -95,13 +95,13 @@ def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, 
     return None if manifest is None else (partition, manifest)
 
 
-# Test rows of a log without days on which a model was trained.
+# Test rows on which a model was trained, in a log that is not stored by day.
 #
 # Each run divides the whole log again. If `split` changes, or if rows with earlier times arrive, the test
 # split may begin before the end of the train split of an earlier run.
 
 LEARNED = "held_out"  # name of the check that finds test rows on which a model was trained
-_RESTORE = "set `split` to the values of its training, or pin the challenger (champion.py --pin)"
+_RESTORE = "restore the `split` with which the model was trained, or pin the challenger (champion.py --pin)"
 
 
 def learned_rows(
@@ -110,12 +110,12 @@ def learned_rows(
     """Returns the event time (µs) after which test rows are new to all models, and a check of the others.
 
     The time is None if all test rows are measured. There is no check if no model was trained on a test row.
-    If no test row is new, or if the rows have no event time and the test split begins too early, all test
-    rows are kept, and the check has the level `hold`. The result is `(None, [])` for a log by day.
+    In two cases, all test rows are kept, and the check has the level `hold`: no test row is new, or the rows
+    have no event time and the test split begins too early. The result is `(None, [])` for a log by day.
 
     Args:
-        context: the context of the run.
-        dataset: the dataset of the run date.
+        context: the run's configuration, lake, run date and Spark session.
+        dataset: the splits that build_features published for the run date.
         models: the challenger and, if there is one, the champion.
     """
     config = context.config
@@ -140,7 +140,7 @@ def learned_rows(
         return None, []
     known = " and ".join(named for named, time in until.items() if time == last)
     message = f"{known} was trained on rows until {np.datetime64(last, 'us')}Z, so {total - left:,} of "
-    message += f"{counted(total, 'test row')} may be known to it"
+    message += f"{counted(total, 'test row')} may be among its training rows"
     if not left:
         message += f", and no test row is left for the comparison: {_RESTORE}"
         return None, [GateCheck(LEARNED, "hold", message)]
@@ -153,10 +153,12 @@ def rows_after(rows: ReadableRows, time: int | None) -> ReadableRows:
 
 
 def _other_split(context: RunContext, model: ModelInfo, trained: Mapping[str, Any] | None) -> str | None:
-    """Returns why test rows may be train rows of a model whose last event time is unknown; None if not.
+    """Returns the reason why a model may have been trained on test rows; None if there is no reason.
 
-    If an earlier release wrote the model.json, the splits are compared by the digest in the manifest of the
-    features with which the model was trained, if these features still exist.
+    The function is for models whose last event time is unknown. A model.json of an earlier release does not
+    describe the split. Then the function compares digests of the section `split`: the present digest, and the
+    one in the manifest of the features with which the model was trained. If these features no longer exist,
+    the result is None.
     """
     split = context.config.split
     if trained is None:
@@ -165,7 +167,7 @@ def _other_split(context: RunContext, model: ModelInfo, trained: Mapping[str, An
         digest = config_digest(context.config, "split")
         if not is_published(partition) or read_manifest(partition).inputs.get("shares", digest) == digest:
             return None
-        return "the section `split` has changed since its training"
+        return "the section `split` has changed since it was trained"
     if trained["by"] != split.by:
         return f"it was trained with split.by={trained['by']}, and split.by is now {split.by}"
     begin = Fraction(str(split.train)) + Fraction(str(split.validation))

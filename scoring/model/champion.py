@@ -33,7 +33,7 @@ def serving_model_and_dataset(
     Both must have the same workflow version.
 
     Args:
-        context: the context of the job.
+        context: the run's configuration, lake, run date and Spark session.
         scored: the split whose rows will be scored, if any. If the refit was trained on a day of this split,
             the champion is returned instead. The reason is that a model fits the labels of its own training
             rows too well.
@@ -106,8 +106,8 @@ def _require_same_workflow(context: RunContext, champion: str, model: ModelInfo,
 def _trained_on(refit: ModelInfo, dataset: Dataset, split: Split, *, by_day: bool) -> bool:
     """Returns whether a refit was trained on a day of a dataset's split.
 
-    If the log is not stored by day, the result is true: a refit is trained on all splits, and each run reads
-    the whole log, so every split has such rows.
+    If the log is not stored by day, the result is true, because each run reads the whole log, and a refit is
+    trained on all of its splits.
     """
     if not by_day:
         return True
@@ -115,14 +115,15 @@ def _trained_on(refit: ModelInfo, dataset: Dataset, split: Split, *, by_day: boo
     return not days.isdisjoint(refit.description["trained_days"])
 
 
-# Finds the blend that ranks the lists of a run date, and checks that it matches the candidates.
+# The code below finds the blend that ranks the lists of a run date, and checks that it matches the
+# candidates.
 
 
 def served_blend(context: RunContext, candidates: Manifest) -> BlendRecord | None:
     """Returns the blend of the champion and the sources of candidates; None without score.blend=auto.
 
     Args:
-        context: the context of the run.
+        context: the run's configuration, lake, run date and Spark session.
         candidates: the manifest of the candidates of the run date.
 
     Raises:

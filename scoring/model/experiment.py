@@ -48,7 +48,7 @@ def read_treatment(
     control serves all users; a warning then gives the reason.
 
     Args:
-        context: the context of the run.
+        context: the run's configuration, lake, run date and Spark session.
         control: the model of the control.
 
     Raises:
@@ -98,7 +98,7 @@ def with_variants(
 
     Args:
         rows: rows of users, with the column `key`.
-        key: the column with the key of the user, a text.
+        key: the column with the key of the user, a string.
         experiment: the salt and the share. With None, all users are in the control.
         columns: the columns to return besides `variant`. If there are none, the column `key` is returned.
     """

@@ -80,7 +80,7 @@ class ResultCopy:
 
 
 def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a tensor of the host with undefined numbers, for copies from or to the device.
+    """Returns a host tensor with undefined numbers, for copies from or to the device.
 
     For a GPU, the tensor is in pinned memory. torch reuses this memory after the tensor is freed and its
     copies have ended.
@@ -92,12 +92,12 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor of the host in pinned memory if the device is a GPU."""
+    """Returns a host tensor; if the device is a GPU, the tensor is first copied to pinned memory."""
     if device.type != "cuda" or tensor.is_pinned():
         return tensor
     return host_tensor(tensor.shape, tensor.dtype, device).copy_(tensor)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copies a tensor of the host to a device. For a GPU, the host does not wait for the copy."""
+    """Copies a host tensor to a device. For a GPU, the host does not wait for the copy."""
     return pinned(tensor, device).to(device, non_blocking=True)

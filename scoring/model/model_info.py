@@ -22,7 +22,7 @@ class ModelInfo:
 
     Attributes:
         path: folder of the model.
-        version: version of the model.
+        version: the model's version, 16 hexadecimal digits.
         spec: the features that the model was trained on.
         description: the content of model.json.
     """

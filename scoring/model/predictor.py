@@ -167,7 +167,7 @@ def _widths(model: nn.Module) -> Iterator[int]:
             yield (module.in_features + module.out_features) * calls.get(module, 1)
         if hasattr(module, "cardinalities"):  # an embedding table
             vectors, dim = len(cast(Sized, module.cardinalities)), cast(torch.Tensor, module.weight).shape[1]
-            # Counts the vectors, a concatenated copy of them, and their dot products.
+            # This number counts the vectors, a concatenated copy of them, and their dot products.
             yield 2 * vectors * dim + vectors * vectors
 
 
@@ -183,7 +183,7 @@ class Predictor:
         spec: the features that the model was trained on.
         multi_hot: how lists of ids are padded to equal length, and whether the vectors of a list are summed
             or averaged.
-        version: version of the model.
+        version: the model's version, 16 hexadecimal digits.
         device: the device that the model is on.
         micro_batch: the number of rows that go through the model in one call.
         precision: precision of the matrix products. Logits are always float32.
@@ -293,7 +293,7 @@ def _lists(column: Any) -> pa.ListArray:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array([column], _LIST)
 
 
-# Keeps loaded models in a Python worker process, from one Spark task to the next.
+# The code below keeps loaded models in a Python worker process, from one Spark task to the next.
 
 # Two models are kept, because evaluate_model scores with the champion and the challenger.
 _PREDICTORS_KEPT = 2

@@ -266,7 +266,7 @@ def kept_limit(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // _GPU_KEPT_SHARE
 
 
-# Computes the probabilities of a sample of (user, item) pairs.
+# The code below computes the probabilities of a sample of (user, item) pairs.
 #
 # The features come from the same tables that the lists are computed from.
 
@@ -298,7 +298,8 @@ def score_sample(
     return scored
 
 
-# Computes the blend on a device: combines the logits of pairs with the sources' scores of the items.
+# The code below computes the blend on a device: combines the logits of pairs with the sources' scores of the
+# items.
 
 _AGAIN = "run build_candidates again, with score.blend: auto"
 _ITEM_BITS = 32

@@ -362,9 +362,10 @@ def _values(lists: pa.ListArray) -> NDArray[np.integer[Any]]:
 
 
 def _joined(parts: list[NDArray[np.integer[Any]]]) -> NDArray[np.integer[Any]]:
-    """Concatenates two arrays.
+    """Concatenates arrays.
 
-    A single array is copied only if it is read-only, because torch needs writable memory.
+    Empty arrays are left out. If only one array is left, it is copied only if it is read-only, because torch
+    needs writable memory.
     """
     filled = [part for part in parts if len(part)] or parts[:1]
     joined = filled[0] if len(filled) == 1 else np.concatenate(filled)
@@ -402,7 +403,7 @@ def blocks(most: Indices, max_places: int, least_users: int, most_users: int) ->
         first = last
 
 
-# Reads the items that a worker ranks from the Parquet files of the table candidate_items.
+# The code below reads the items that a worker ranks from the Parquet files of the table candidate_items.
 
 
 @dataclass(frozen=True)

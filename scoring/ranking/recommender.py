@@ -35,7 +35,7 @@ from storage.feature_spec import USER_KEY
 from training.data.prefetch import Prefetch
 from training.models.factorization import Part
 
-# Computes the logits of candidates, by a model or by a blend, and their ranking keys.
+# The code below computes the logits of candidates, by a model or by a blend, and their ranking keys.
 #
 # Lists are ranked by logits. The scores that lists show are the sigmoids of the logits. float32 cannot
 # distinguish sigmoids near 1, so many items of a list might have equal scores.
@@ -43,7 +43,7 @@ from training.models.factorization import Part
 _FIND_NAN = (
     "look for NaN or infinite features of this user and item; if there are none, train the model again"
 )
-_LEAVE_FP16 = "; float16 has no numbers above 65,504: try --set score.precision=bf16"
+_LEAVE_FP16 = "; float16 has no numbers above 65,504, so pass --set score.precision=bf16"
 
 
 @dataclass(frozen=True)
@@ -517,7 +517,7 @@ def load_recommender(request: ListRequest, predictor: Predictor) -> ListRanker:
     return ListRanker.of(predictor, items, request.k, rules, blend)
 
 
-# Computes the logits of all candidates of users. A blend is fitted to these logits.
+# The code below computes the logits of all candidates of users. A blend is fitted to these logits.
 
 _MOST_PLACES, _LEAST_LOGIT_USERS, _MOST_LOGIT_USERS = 131_072, 16, 1_024
 
@@ -591,7 +591,8 @@ class CandidateLogits:
         )
 
 
-# Divides lists of items into pieces of equal width, so that a device can score many lists at once.
+# The code below divides lists of items into pieces of equal width, so that a device can score many lists at
+# once.
 
 
 @dataclass(frozen=True)
@@ -667,7 +668,7 @@ def piece_width(lengths: Indices) -> int:
     return 1
 
 
-# Makes Arrow batches from the entries of top-k lists.
+# The code below makes Arrow batches from the entries of top-k lists.
 
 RECOMMENDATIONS = pa.schema(
     [

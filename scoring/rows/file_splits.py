@@ -29,7 +29,7 @@ class FileRowGroup:
     """One row group of a Parquet file, as the manifest describes it.
 
     Attributes:
-        path: path of the file.
+        path: path or URI of the Parquet file.
         index: index of the row group in its file.
         count: number of row groups in this file.
         rows: number of rows in the row group.

@@ -159,9 +159,9 @@ def read_piece(
             checked.
 
     Raises:
-        DataError: the file is missing or damaged, its row groups differ from the manifest, or a column is
-            missing, has the wrong type, or contains nulls or ids outside its cardinality. A null list counts
-            as an empty list.
+        DataError: the file is missing or damaged, or its row groups differ from the manifest. Also raised if
+            a column is missing, has the wrong type, or contains nulls or ids outside its cardinality. A null
+            list counts as an empty list.
         InfrastructureError: the file could not be read.
     """
     group = piece.group

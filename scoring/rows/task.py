@@ -66,7 +66,7 @@ def write_scores(
 
 
 def _tables(blocks: Iterator[pa.Table], most_rows: int) -> Iterator[pa.Table]:
-    """Concatenates consecutive blocks to tables of at most `most_rows` rows. A larger block stays one table.
+    """Concatenates consecutive blocks into tables of at most `most_rows` rows. A larger block is one table.
 
     Without blocks, yields an empty table.
     """
@@ -124,7 +124,8 @@ def write_file(scores: pa.Table, folder: str) -> str:
     return with_footer(file.name).rsplit("/", 1)[1]
 
 
-# Scores the rows of a task on a GPU, while other threads read later rows and write earlier rows.
+# The code below scores the rows of a task on a GPU, while other threads read later rows and write earlier
+# rows.
 #
 #     threads    read and decode row groups, and copy their columns to pinned memory
 #     a stream   copies the columns to the GPU, transposes them and checks their ids
@@ -332,7 +333,7 @@ class _DeviceRows:
             scoring = torch.cuda.current_stream(self._device)
             scoring.wait_stream(self._copies)
             for tensor in (dense, ids, wrong):
-                tensor.record_stream(scoring)  # torch reuses the memory only after this stream's work
+                tensor.record_stream(scoring)  # torch waits for this stream before it reuses the memory
         return dense, ids, wrong
 
     def _transposed(self, columns: Tensor) -> tuple[Tensor, Tensor]:

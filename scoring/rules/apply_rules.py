@@ -138,8 +138,9 @@ def _require_scores(name: str, scores: Tensor, before: Tensor) -> None:
     """Raises DataError if a rule changed the shape of scores, or made a number NaN."""
     if scores.shape != before.shape or (scores.isnan() & ~before.isnan()).any():
         raise DataError(
-            f"the rule {name} returned ranking scores of the shape {tuple(scores.shape)}, "
-            f"{int(scores.isnan().sum())} of them NaN, for scores of the shape {tuple(before.shape)}",
+            f"the rule {name} returned ranking scores of the shape {tuple(scores.shape)} for scores of the "
+            f"shape {tuple(before.shape)}, and {int(scores.isnan().sum())} of them NaN; the shape must not "
+            "change, and a number must not become NaN",
             "correct the rule's function ranking_scores, or the table that it reads",
         )
 

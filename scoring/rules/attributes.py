@@ -122,7 +122,7 @@ def files_of(table: AttributeTable) -> list[str]:
 
 
 def _texts(values: pa.ChunkedArray, column: Column) -> pa.Array:
-    """Converts the values of a column to texts, which rules compare."""
+    """Converts the values of a column to strings, which rules compare."""
     encoded = values.combine_chunks()
     encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
     distinct = encoded.dictionary
@@ -133,7 +133,7 @@ def _texts(values: pa.ChunkedArray, column: Column) -> pa.Array:
     return distinct.cast(pa.string()).take(encoded.indices)
 
 
-# Reads the business rules of a run. Their tables are checked before a worker starts.
+# The code below reads the business rules of a run. Their tables are checked before a worker starts.
 
 
 def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]]:

@@ -40,7 +40,7 @@ class RuleInputs:
     """The inputs from which a rule is loaded.
 
     Attributes:
-        name: the name of the rule.
+        name: the key of the rule in `score.rules`.
         items: (N,) the keys of the items that may be recommended, ordered by item index.
         device: the device on which the rule computes.
         run_date: the date of the lists, as YYYY-MM-DD.

@@ -24,8 +24,8 @@ def read_rule_settings(rules: ListRules | None) -> list[tuple[Plugin, Strict]]:
     """Returns each rule with its checked settings, in the order in which the rules are applied.
 
     Raises:
-        ConfigError: a rule does not exist or cannot be imported, a key is not one of its settings, a value is
-            not allowed, or the rule uses an attribute that is not defined.
+        ConfigError: a rule does not exist or cannot be imported, or it uses an attribute that is not defined.
+            Also raised if a key is not one of its settings, or if a value is not allowed.
     """
     if rules is None:
         return []
@@ -96,7 +96,7 @@ def attribute_table(
 
     Args:
         attribute: the attribute's section of the configuration.
-        folders: maps the name of a placeholder, such as `lake`, to the text that replaces it in the path.
+        folders: maps the name of a placeholder, such as `lake`, to the string that replaces it in the path.
         run_date: the date that replaces `{date}` in the path; None if the path has no date.
     """
     path = attribute.path
@@ -112,7 +112,7 @@ class RuleRequest:
     """The settings of a rule.
 
     Attributes:
-        name: the name of the rule.
+        name: the key of the rule in `score.rules`.
         settings: its settings as JSON.
         attributes: one pair (name, table) for each attribute that the rule uses.
     """

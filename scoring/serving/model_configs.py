@@ -1,4 +1,4 @@
-"""Texts of config.pbtxt for Triton Inference Server, in the text format of its message ModelConfig.
+"""Makes config.pbtxt for Triton Inference Server, in the text format of its message ModelConfig.
 
     workflow          raw columns               -> dense (D,) float32, categorical (W,) int64
     ranker            dense, categorical        -> probability; see `Backend`
@@ -9,7 +9,7 @@
 During an experiment, nightrank_treatment and nightrank_treatment_online are the same ensembles, but use the
 treatment's versions of workflow and ranker.
 
-Each input and output has one row of numbers or texts for each row of a request. The names of the fields of
+Each input and output has one row of numbers or strings for each row of a request. The names of the fields of
 ModelConfig are defined in
 https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto
 """
@@ -92,8 +92,8 @@ def _ensemble(name: str, source: str, columns: Sequence[Tensor], inputs: ServedI
 def raw_type(kind: str) -> str:
     """Returns the data type of Triton's input for a raw column.
 
-    Numbers are doubles, so that NaN can represent a missing value. Lists are texts in JSON, because all rows
-    of an input must have the same number of elements.
+    Numbers are doubles, so that NaN can represent a missing value. Lists are strings in JSON, because all
+    rows of an input must have the same number of elements.
     """
     if kind in ("int", "float"):
         return "TYPE_FP64"
@@ -101,7 +101,7 @@ def raw_type(kind: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns a text as a quoted string of protobuf's text format."""
+    """Returns a quoted string of protobuf's text format."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
@@ -159,7 +159,7 @@ def _tensors(role: str, tensors: Iterable[Tensor]) -> str:
 
 
 def _warm_up(inputs: Iterable[Tensor]) -> str:
-    """Returns the warm-up request: one row of zeros and empty texts."""
+    """Returns the warm-up request: one row of zeros and empty strings."""
     zeros = [
         f"  inputs {{ key: {quoted(name)} value {{ data_type: {kind} dims: [ {width} ] zero_data: true }} }}"
         for name, kind, width in inputs
@@ -188,8 +188,8 @@ def _joined(*lines: str) -> str:
     return "\n".join(lines)
 
 
-# Defines the inputs and outputs of the models of a repository. All versions in a repository have the same
-# inputs.
+# The code below defines the inputs and outputs of the models of a repository. All versions in a repository
+# have the same inputs.
 
 # Where the ranker runs: in Triton's backend of ONNX Runtime, in this backend with TensorRT on a GPU, or in
 # ONNX Runtime in Triton's Python backend.

@@ -94,11 +94,12 @@ def add_to_repository(
         `version` (of the repository), `model_version`, `workflow_version` and `inputs`.
 
     Raises:
-        ConfigError: the folder is not a local path; the backend or the variant does not exist; the repository
-            has no model of the control for a treatment; the repository has models with these names that this
-            project did not write; its models have another backend or other inputs; a raw column has the name
-            of another input or of the output of an ensemble; or, with `online`, a feature depends on user and
-            item together, or no feature depends on the user, or none on the item.
+        ConfigError: the folder is not a local path, or the backend or the variant does not exist. Also raised
+            if the repository has no model of the control for a treatment, has models with these names that
+            this project did not write, or has models with another backend or other inputs. Also raised if a
+            raw column has the name of another input or of the output of an ensemble. With `online`, also
+            raised if a feature depends on user and item together, or if no feature depends on the user or
+            none on the item.
         DataError: the model is damaged, or a file of the repository is damaged.
         InfrastructureError: the repository cannot be written, or a program differs too much from the model.
     """
@@ -349,7 +350,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-# Checks whether the columns and features of a model can be served.
+# The code below checks whether the columns and features of a model can be served.
 
 
 def context_columns(spec: FeatureSpec, workflow: LocalWorkflow) -> dict[str, str]:

@@ -36,7 +36,7 @@ from storage.feature_spec import USER_KEY, FeatureSpec
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Names the modules that the worker daemon imports before it forks scoring workers.
+# The code below names the modules that the worker daemon imports before it forks scoring workers.
 #
 # Importing torch takes seconds, so the daemon imports it once for all workers.
 
@@ -49,7 +49,7 @@ SCORING_IMPORTS = (
 )
 
 
-# Determines the GPU and the number of CPU threads that Spark assigned to a scoring task.
+# The code below determines the GPU and the number of CPU threads that Spark assigned to a scoring task.
 
 
 def task_slot() -> tuple[int | None, int]:
@@ -84,10 +84,10 @@ def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
 
     The result has one row per list entry, with the columns user_id, position (from 1), item_id, score and
     reason. The score is the click probability or, with a blend, the sigmoid of the blend's score. A user's
-    items are sorted by descending logit, or score of the blend; if these are equal, the smaller item id comes
-    first. The reason is "ranked". If the request contains business rules, the rules may change the order, and
-    the reason may also be "boost:<value>" or "explore". The users keep their order. A user without candidates
-    has no row.
+    items are sorted in descending order of the logit or, with a blend, of the blend's score. If these are
+    equal, the smaller item id comes first. The reason is "ranked". If the request contains business rules,
+    the rules may change the order, and the reason may also be "boost:<value>" or "explore". The users keep
+    their order. A user without candidates has no row.
 
     Args:
         users: rows with user_key, the features of scope `user`, candidates and excluded. The last two are
@@ -167,7 +167,7 @@ def score_in_batches(
         rows, function, schema: see `spark.rows.map_rows`.
         batch_rows: number of rows in each batch, if `rows` is a table or files.
         device: the device on which the function computes. For a table or for files, this process uses one
-            thread if that is a GPU, otherwise one for each core.
+            thread if the device is a GPU, otherwise one for each core.
     """
     if not isinstance(rows, pa.Table | StoredRows):
         return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, 1, batch_rows)

@@ -26,7 +26,7 @@ _PYTHONS = ("spark.pyspark.python", "spark.pyspark.driver.python")
 # Code for another interpreter: it imports our packages, and prints the versions of Python and pyspark.
 _PROBE = "import platform, conf.types, pyspark; print(platform.python_version(), pyspark.__version__)"
 _PROBE_LIMIT_S = 60
-# OpenJDK has a release with corrections of vulnerabilities every three months.
+# OpenJDK publishes a release with security fixes every three months.
 _OLDEST_JAVA = timedelta(days=365)
 
 
@@ -45,7 +45,7 @@ def java(today: date | None = None) -> Iterator[Finding]:
     if released is not None and (today or date.today()) - released > _OLDEST_JAVA:
         yield Finding(
             "Java",
-            f"{text}, released on {released}: more than a year of corrections of vulnerabilities is missing",
+            f"{text}, released on {released}, is more than a year old, so it lacks security fixes",
             f"install a maintained Java {java_home.WANTED_MAJOR}, such as Debian's "
             f"openjdk-{java_home.WANTED_MAJOR}-jre-headless, or upgrade it",
             is_warning=True,

@@ -17,7 +17,7 @@ _FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 _PAGE = "docs/clusters.md#yarn"
 _ARCHIVES = ("spark.yarn.dist.archives", "spark.yarn.dist.files", "spark.yarn.archive")
 _MIB = 2**20
-_PORT = 8032  # of the resource manager, for clients
+_PORT = 8032  # the port of the resource manager for clients
 _PATIENCE_S = 5.0
 # Names of limits, and their defaults in yarn-default.xml of Hadoop 3.
 _MOST_MEMORY, _DEFAULT_MEMORY_MB = "yarn.scheduler.maximum-allocation-mb", 8192

@@ -48,7 +48,7 @@ class StoreHandler(fs.FileSystemHandler):
     In addition to the operations of pyarrow, it can create a file only if none exists at the path.
 
     Attributes:
-        scheme: the scheme in error messages.
+        scheme: the URI scheme of the store, such as `gs`, for error messages.
     """
 
     scheme: str

@@ -184,9 +184,9 @@ MISCONFIGURED = [
     ("stray comma", '{"home": "/x", "config": "y",}', "the Airflow Variable 'nightrank' is not JSON"),
     ("missing key", {"home": None}, "lacks the keys ['home']"),
     ("unknown key", {"profile": "x"}, "unknown keys ['profile']"),
-    ("no default profile", {"profiles": {"train_model": "x"}}, 'needs profiles={"default"'),
-    ("no list", {"set": "lake=/x"}, "needs set="),
-    ("no list of keys", {"param_keys": "gate."}, "needs param_keys="),
+    ("no default profile", {"profiles": {"train_model": "x"}}, "has profiles={'train_model': 'x'}, but"),
+    ("no list", {"set": "lake=/x"}, "has set='lake=/x', but"),
+    ("no list of keys", {"param_keys": "gate."}, "has param_keys='gate.', but"),
     ("no jobs", {"home": "/nowhere"}, "no folder `jobs`"),
     ("no program", {"spark_submit": "/nowhere/spark-submit"}, "not a program on this worker"),
 ]

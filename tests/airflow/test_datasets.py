@@ -165,4 +165,4 @@ def test_errors_of_settings_name_the_variable_of_the_dataset(
     assert set(described["dags"]) == NAMES | {f"{name}__books" for name in NAMES}
     kind, message = described["stages"]["daily_recommendations__books"]
     assert kind == NOT_RETRIED
-    assert "the Airflow Variable 'nightrank_books' needs spark_connection=" in message
+    assert "the Airflow Variable 'nightrank_books' has spark_connection=" in message

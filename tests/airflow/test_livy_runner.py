@@ -155,17 +155,23 @@ def test_a_profile_that_livy_cannot_use_is_refused(ran: dict[str, Any], name: st
 
 _LIVY, _PODS = {"kind": "livy"}, {"kind": "kubernetes", "image": "x"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no mapping": ({"runner": "kubernetes"}, 'needs runner={"kind": …}'),
-    "another kind": ({"runner": {"kind": "ssh"}}, "runner.kind='ssh'; known: spark-submit, kubernetes, livy"),
+    "no mapping": ({"runner": "kubernetes"}, "has runner='kubernetes', but runner must be"),
+    "another kind": (
+        {"runner": {"kind": "ssh"}},
+        "runner.kind='ssh', but the kinds are spark-submit, kubernetes, livy",
+    ),
     "a key of another runner": ({"runner": {**_LIVY, "image": "x"}}, "unknown keys ['image'] in runner"),
-    "no image": ({"runner": {"kind": "kubernetes"}}, "needs runner.image or runner.pod_template"),
-    "an empty image": ({"runner": {**_PODS, "image": {"default": ""}}}, "needs runner.image="),
+    "no image": ({"runner": {"kind": "kubernetes"}}, "has neither runner.image nor runner.pod_template"),
+    "an empty image": (
+        {"runner": {**_PODS, "image": {"default": ""}}},
+        "has runner.image={'default': ''}, but",
+    ),
     "no such template": (
         {"runner": {**_PODS, "pod_template": "/no.yaml"}},
-        "needs runner.pod_template=a file",
+        "has runner.pod_template='/no.yaml', but",
     ),
-    "no amounts": ({"runner": {**_PODS, "resources": {"default": {"cpu": 1}}}}, "needs runner.resources="),
-    "no time": ({"runner": {**_PODS, "startup_timeout_s": 0}}, "needs runner.startup_timeout_s=seconds"),
+    "no amounts": ({"runner": {**_PODS, "resources": {"default": {"cpu": 1}}}}, "has runner.resources="),
+    "no time": ({"runner": {**_PODS, "startup_timeout_s": 0}}, "has runner.startup_timeout_s=0, but"),
     "a check by Livy": (
         {"runner": _LIVY, "environment": {}, "check_node": True},
         "sets check_node, which the runner 'livy'",

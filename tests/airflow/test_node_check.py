@@ -96,7 +96,7 @@ def test_without_the_key_nothing_is_checked(checked: dict[str, Any]) -> None:
         ("a wrong override", "unknown key train.nope"),
         ("no interpreter", "needs a program `python` in the folder of"),
         ("no checks", "needs the folder setup/doctor"),
-        ("no truth value", "needs check_node=true or false"),
+        ("no truth value", "check_node='yes', but the value must be true or false"),
     ],
 )
 def test_wrong_settings_are_not_retried(checked: dict[str, Any], name: str, words: str) -> None:

@@ -122,7 +122,7 @@ def test_an_example_loads(number: int, sections_of: Callable[[int], list[BaseMod
 def test_an_example_that_the_loader_refuses_fails(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.loss"):
         load_document({"train": {"loss": "hinge"}}, tmp_path)
-    with pytest.raises(ConfigError, match="all_items, which gives none"):
+    with pytest.raises(ConfigError, match="all_items, which gives no scores"):
         load_document({"score": {"blend": "auto"}}, tmp_path)
 
 

@@ -297,7 +297,7 @@ BY_COUNTRY = {
         ),
         (
             {"filters": [_table("item n", filter="out_of_stock", item="item", stock="n")]},
-            r"list the texts that mean out of stock in `sold_out`",
+            r"list the strings that mean out of stock in `sold_out`",
         ),
         (
             {"filters": [_table("item", filter="out_of_stock", item="item", sold_out=["sold out"])]},
@@ -369,7 +369,7 @@ def test_a_window_without_a_day_of_the_counted_splits_is_refused(
     if fits:
         load_config(path)
         return
-    with pytest.raises(ConfigError, match=re.escape(f"{{'{key}': {days}}} count no row")):
+    with pytest.raises(ConfigError, match=re.escape(f"{key}={days} (in days) contain no rows")):
         load_config(path)
 
 
@@ -535,7 +535,7 @@ def test_null_values_are_texts_and_include_the_empty_text(tmp_path: Path) -> Non
     log = {**SMALL["log"], "null_values": ["\\N", "NULL", "\\N"]}
     assert load_config(_write(tmp_path, {**SMALL, "log": log})).log.null_values == ["", "\\N", "NULL"]
     for wrong in (None, -1, "a\nb"):
-        with pytest.raises(ConfigError, match=r"null_values: .*write each text in quotes"):
+        with pytest.raises(ConfigError, match=r"null_values: .*quote each value"):
             load_config(_write(tmp_path, {**SMALL, "log": {**SMALL["log"], "null_values": ["", wrong]}}))
 
 

@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "neither": ({}, "exactly one of the keys"),
     "too many": (
         {"grid": {"train.epochs": list(range(1, 102))}},
-        "101 trainings; a file may have at most 100",
+        "101 training runs; one file may need at most 100",
     ),
     "test split": ({"runs": [{"name": "a"}], "choose_by": "test.auc"}, "choose_by='test.auc'"),
     "lists": ({"runs": [{"name": "a"}], "choose_by": "ndcg"}, "choose_by='ndcg'"),
@@ -216,7 +216,7 @@ SPACES: dict[str, tuple[Any, str]] = {
     "boolean": ({"low": False, "high": 1}, "low=False: write a number"),
     "infinity": ({"low": 0.0, "high": float("inf")}, "high=inf: write a number"),
     "unknown key": ({"low": 1, "high": 2, "step": 1}, "unknown key .*step=1"),
-    "two forms": ({"low": 1, "choices": [1, 2]}, r"choices=\[1, 2\] and keys of a range"),
+    "two forms": ({"low": 1, "choices": [1, 2]}, r"choices=\[1, 2\] cannot be combined with the keys"),
     "one choice": ({"choices": [1]}, r"choices=\[1\] leaves nothing to search"),
     "equal choices": ({"choices": [1, 1.0]}, "the list of choices contains 1.0 twice"),
     "no values": ({}, "low=None and high=None: write both"),
@@ -241,7 +241,7 @@ def test_wrong_values_of_a_search_are_refused(tmp_path: Path, case: str) -> None
         ({"space": {}}, "search.space"),
         (
             {"space": {"train.epochs": {"low": 1, "high": 2}}, "trials": 101},
-            "trials=101, but a file may have",
+            "trials=101, but one file may need",
         ),
         ({"space": {"train.epochs": {"low": 1, "high": 2}}, "trials": 0}, "search.trials=0"),
         ({"space": {"train.epochs": {"low": 1, "high": 2}}, "timeout": 0}, "search.timeout=0"),

@@ -313,8 +313,8 @@ def test_groupby_keeps_the_largest_weight_and_no_raw_column_of_this_name(spark: 
         ({"positive": []}, "at least 1 item"),
         ({"positive": ["a", "a"]}, "twice"),
         ({"positive": ["a"], "positive_at_least": 1}, "remove one of the two"),
-        ({"positive": [True]}, "neither a text nor an integer"),
-        ({"positive": [1.5]}, "neither a text nor an integer"),
+        ({"positive": [True]}, "neither a string nor an integer"),
+        ({"positive": [1.5]}, "neither a string nor an integer"),
         ({"weights": {"a": 1}}, "weights belong to events"),
         ({"positive": ["a"], "weights": {}}, "at least 1 item"),
         ({"positive": ["a"], "weights": {"a": 0}}, "from 1e-06 to 1e\\+06"),
@@ -332,7 +332,7 @@ def test_events_must_fit_the_column(tmp_path: Path) -> None:
     log = {**SHOP["log"], "label": {"column": "price", "positive": ["1"]}}
     with pytest.raises(ConfigError, match="type float: give it the type string or int"):
         cases.write_config(tmp_path, SHOP, {"log": log})
-    with pytest.raises(ConfigError, match="says that these texts mean null"):
+    with pytest.raises(ConfigError, match="says that these strings mean null"):
         cases.write_config(tmp_path, SHOP, {"log": {**SHOP["log"], "null_values": ["", "view"]}})
     columns = [{**SHOP["log"]["columns"][0], "type": "int"}, *SHOP["log"]["columns"][1:]]
     for event in ("view", "01", "+1", "9223372036854775808"):

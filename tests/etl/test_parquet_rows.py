@@ -278,7 +278,7 @@ def test_a_number_without_a_certain_text_stops_the_job(
     with pytest.raises(DataError) as caught:
         read_all(opened(ParquetReader, table_of(k="string"), paths), wanted, 1)
     assert caught.value.problem.startswith(f"{paths[1]}, row {row}: the value {shown} of the column 'k' ")
-    assert "as texts in UTF-8, or as integers" in caught.value.remedy
+    assert "as strings in UTF-8, or as integers" in caught.value.remedy
     if not pa.types.is_binary(values.type):
         with pytest.raises(DataError, match=f"column k, row {row - 1}: "):
             raw_values(pa.table({"k": values}), {"k": "string"})

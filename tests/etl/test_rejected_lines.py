@@ -76,7 +76,7 @@ def write_log(folder: Path, form: str, log: dict[str, Any], values: dict[str, st
             {"columns": TEXT_LABEL, "label": {"column": "label", "positive_at_least": 2}},
             {"click": "view"},
             "label has the value 'view', which is not a number",
-            "a text such as 'view' cannot be a label",
+            "a string such as 'view' cannot be a label",
         ),
         (
             {},
@@ -92,7 +92,7 @@ def write_log(folder: Path, form: str, log: dict[str, Any], values: dict[str, st
             "declare the column as a time: `type: timestamp` reads ISO 8601",
         ),
         (TIME, {"ts": ""}, "ts has no value", "give every row a time in ts, or remove log.event_time"),
-        (TIME, {"ts": "1" * 18}, "is beyond 64 bits in µs", "correct log.event_time.unit"),
+        (TIME, {"ts": "1" * 18}, "exceeds 64 bits after conversion to µs", "correct log.event_time.unit"),
         ({}, {"n": "NULL"}, "n has the value 'NULL'", 'add "NULL" to log.null_values if it stands for null'),
         ({}, {"n": "\\N"}, "n has the value '\\\\N'", 'add "\\\\N" to log.null_values'),
         ({}, {"n": "1.5"}, "n has the value '1.5'", "give n the type float or string in log.columns"),

@@ -490,7 +490,7 @@ def test_settings_that_mean_nothing_are_refused(column: dict[str, Any], problem:
         ({"format": "parquet", "separator": ","}, "separator divides the fields of text files"),
         (
             {"format": "parquet", "null_values": ["NULL"]},
-            "null_values are texts that stand for null in text files",
+            "null_values are strings that stand for null in text files",
         ),
         ({"format": "orc", "decimal_separator": ","}, "whose files do not store numbers as text"),
         ({"format": "tsv", "separator": ",", "decimal_separator": ","}, "are both a comma"),

@@ -143,7 +143,7 @@ def test_titles_are_found_by_their_texts_or_said_to_be_missing(shop: Path) -> No
     items.to_csv("items.csv", index=False)
     config = new_config(Wishes("events_*.csv", items="items.csv"), Questions(ask=False))
     assert config.sections["items"]["title"] == "xyz"
-    assert ("items.title: xyz", "its texts are long and distinct") in config.reasons
+    assert ("items.title: xyz", "its values are long and distinct") in config.reasons
     short = items.drop(columns="xyz").assign(description=[f"large cake {row}" for row in range(40)])
     short.to_csv("items.csv", index=False)
     config = new_config(Wishes("events_*.csv", items="items.csv"), Questions(ask=False))
@@ -530,7 +530,7 @@ def test_what_follows_from_the_click_is_no_feature(shop: Path, label: dict[str, 
     assert not declared & set(left_out)
     assert questions.open == [
         "Are the values of share, watchingTime, seconds, reason known before the click? They seem to follow from "
-        "it, so they are no features. If they are known before, add them to log.columns, features and scopes"
+        "it, so they are not features. If they are known before, add them to log.columns, features and scopes"
     ]
 
 
@@ -809,7 +809,7 @@ def test_a_text_as_label_has_events(shop: Path) -> None:
     assert sections["log"]["label"]["positive"] == ["ansicht", "kauf", "korb"]
     assert "history" in sections
     assert silent.open[0].startswith("Which events of ereignis are clicks?")
-    with pytest.raises(ConfigError, match="--label user: the column has 60 different texts"):
+    with pytest.raises(ConfigError, match="--label user: the column has 60 different values"):
         new_config(Wishes("events_*.csv", label="user"), Questions(ask=False))
 
 

@@ -254,7 +254,7 @@ def test_json_fields_with_points_in_their_names_are_refused(tmp_path: Path) -> N
     chosen = new_config(Wishes(str(path)), Questions(ask=False)).sections
     assert [column["name"] for column in chosen["log"]["columns"]] == ["user", "item", "at"]
     log.rename(columns={"user": "user.id"}).to_json(path, orient="records", lines=True)
-    with pytest.raises(DataError, match=r"the name of the field 'user\.id' has a point") as caught:
+    with pytest.raises(DataError, match=r"the name of the field 'user\.id' contains a dot") as caught:
         new_config(Wishes(str(path)), Questions(ask=False))
     assert caught.value.remedy.endswith("log.jsonl > nested_log.jsonl`")
 
@@ -300,7 +300,7 @@ def test_keys_with_unusual_names_are_questioned(tmp_path: Path) -> None:
 
     (question,) = questions_about(log)
     assert question == (
-        "Does session_id have the user of each row? It was taken, but no column has a more usual name of the user. "
+        "Does session_id have the user of each row? It was taken, but no column has a more usual name for the user. "
         "If another column has the user, pass it as --user"
     )
     (question,) = questions_about(log.rename(columns={"session_id": "Bonnummer"}))

@@ -117,5 +117,5 @@ def test_the_named_label_has_no_clicks_that_say_no(
 
 def test_two_unknown_texts_of_the_named_label_are_refused(tmp_path: Path) -> None:
     path = _log(tmp_path, _values("B", "A"))
-    with pytest.raises(ConfigError, match=r"--label clicked: the column has the texts \['A', 'B'\]"):
+    with pytest.raises(ConfigError, match=r"--label clicked: the column has the values \['A', 'B'\]"):
         _label(path, label="clicked")

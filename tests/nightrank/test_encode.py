@@ -132,7 +132,7 @@ def test_some_features_need_only_their_columns(world: World) -> None:
         (
             "C1",
             [1.0, 2.5],
-            "column C1, row 1: 2.5 is not a whole number; a column of type string accepts only texts and",
+            "column C1, row 1: 2.5 is not a whole number; a column of type string accepts only strings and",
         ),
         ("C1", [1.0, -(2.0**53)], "column C1, row 1: -9007199254740992.0 is a float of 2⁵³ or more"),
         ("C1", [True, False], "column C1 has the type bool"),

@@ -244,7 +244,7 @@ def test_columns_of_pandas_are_arguments() -> None:
         (lambda: metrics.ranked_rows([0, 1], [0.1, 0.2], ["a", None]), "1 of 2 groups are missing"),
         (lambda: metrics.ranked_rows([0, 1], [0.1, 0.2], ["a", 1]), "groups have different types"),
         (lambda: metrics.ndcg(["ab"], [["a"]], k=1), "not a list of ids"),
-        (lambda: metrics.ndcg("ab", [["a"]], k=1), "is a text"),
+        (lambda: metrics.ndcg("ab", [["a"]], k=1), "is a string"),
         (lambda: metrics.ndcg([["a"]], [["a"]], k=1, weights=[1, 2]), "1 lists, but weights of shape"),
         (lambda: metrics.ndcg([["a"]], [["a"]], k=1, weights=[0]), "weights sum to 0"),
         (

@@ -141,7 +141,7 @@ def test_the_ranker_scores_inputs_of_the_model(
     [
         ("age", 17.5, "column age, row 2: 17.5 is not a whole number"),
         ("price", 1e300, "column price, row 2: 1e+300 is outside the range of float32"),
-        ("tags", "t1", "column tags, row 2: 't1' is not a list of texts in JSON"),
+        ("tags", "t1", "column tags, row 2: 't1' is not a list of strings in JSON"),
         ("sizes", "[1, 2.5]", "column sizes, row 2: '[1, 2.5]' is not a list of integers in JSON"),
         ("sizes", f"[{2**63}]", "is not a list of integers in JSON"),
     ],
@@ -182,7 +182,7 @@ class TritonUtilities:
 @pytest.mark.parametrize("text", [b'["\\ud800"]', b"[" * 100_000, b"[NaN]", b"9" * 5_000])
 def test_json_that_is_no_list_of_texts_is_named(text: bytes) -> None:
     """Any other error would fail all requests of the batch."""
-    with pytest.raises(DataError, match=r"column tags, row 0: .* is not a list of texts in JSON"):
+    with pytest.raises(DataError, match=r"column tags, row 0: .* is not a list of strings in JSON"):
         triton_models._column("tags", np.array([text], object), "strings")
 
 

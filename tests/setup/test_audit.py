@@ -251,11 +251,14 @@ def test_a_server_that_is_no_database_is_reported(database: Database, server: st
     "text, message",
     [
         ("[[allowed]\n", "cannot be read"),
-        ("[allow]\n", r"has \['allow'\]"),
+        ("[allow]\n", r"has the keys \['allow'\]"),
         ('[[allowed]]\npackage = "a"\n', "entry 1 has the keys"),
         (ENTRY.format(package="", id="x", date="2026-01-01", expires="2026-02-01"), "package is ''"),
         (ENTRY.format(package="a", id="x", date='"2026-01-01"', expires="2026-02-01"), "must be a date"),
-        (ENTRY.format(package="a", id="x", date="2026-01-01", expires="2026-01-01"), "must be after date"),
+        (
+            ENTRY.format(package="a", id="x", date="2026-01-01", expires="2026-01-01"),
+            "must be later than date",
+        ),
         (ENTRY.format(package="a", id="x", date="2026-01-01", expires="2027-02-01"), "at most a year later"),
     ],
 )
@@ -269,7 +272,7 @@ def test_a_wrong_file_is_a_configuration_error(
     server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main_with(monkeypatch, tmp_path, server, "[allow]\n") == 2
-    assert "must be a list of tables [[allowed]]" in capsys.readouterr().err
+    assert "only tables with the heading [[allowed]]" in capsys.readouterr().err
 
 
 def test_every_entry_of_the_checkout_is_about_a_package_of_the_lock_files() -> None:

@@ -52,8 +52,8 @@ def test_what_exceeds_a_limit_is_a_sentence_with_its_remedy(
     assert capsys.readouterr().out.splitlines() == [
         "7 modules are more than 6: merge modules that contain one idea, or raise MOST_MODULES in "
         "setup/house.py if there is a new idea",
-        "conf/names.py has 6 lines, more than 5: divide it by ideas",
-        "etl/build.py has 6 lines, more than 5: divide it by ideas",
+        "conf/names.py has 6 lines, more than 5: divide it into modules of one idea each",
+        "etl/build.py has 6 lines, more than 5: divide it into modules of one idea each",
         "conf/names.py and etl/names.py define a class Name: rename one",
     ]
 

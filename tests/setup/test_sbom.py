@@ -137,7 +137,7 @@ def test_an_environment_of_another_lock_is_refused(tmp_path: Path, monkeypatch: 
         (tmp_path / name).write_text(text.replace("numpy==1.26.4", "numpy==1.26.3"))
     with pytest.raises(SetupError, match=r"has 1\.26\.4 of numpy, and the lock files have 1\.26\.3"):
         sbom.sbom(VENV, root=tmp_path)
-    with pytest.raises(SetupError, match="is no environment"):
+    with pytest.raises(SetupError, match="is not an environment"):
         sbom.sbom(tmp_path)
 
 

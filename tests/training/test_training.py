@@ -199,7 +199,7 @@ def test_warm_start_rejects_what_is_no_extension(tmp_path: Path) -> None:
         warm_start(child, spec, *stored(tmp_path / "1", make_trainer(shrunk), shrunk))
     with pytest.raises(DataError, match=r"features differ from the parent's: \['C2', 'I1'\]"):
         warm_start(child, spec, *stored(tmp_path / "2", make_trainer(other), other))
-    with pytest.raises(DataError, match=r"cannot warm-start: .* has shape \(.*\), but shape \(.*\) in "):
+    with pytest.raises(DataError, match=r"its parent's weights: .* has shape \(.*\), but shape \(.*\) in "):
         warm_start(child, spec, *stored(tmp_path / "3", make_trainer(spec, top_mlp=[17]), spec))
 
 

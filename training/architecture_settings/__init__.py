@@ -13,8 +13,8 @@ The file `<name>.py` has the settings of `training/architectures/<name>.py`. It 
                                                             be the model of the source `retrieval`, and losses
                                                             over item vectors can train it
     READS_SCOPES = False                                    optional: the logit does not depend on the scopes
-                                                            of features, so a training can start from a model
-                                                            whose features had other scopes
+                                                            of features, so a training run can start from a
+                                                            model whose features had other scopes
 
 An architecture may also define these names in its own module in training/architectures, without a file in
 this folder. Then the check of the settings imports torch. The check also imports torch if the architecture is

@@ -9,7 +9,8 @@ from pydantic import Field
 from conf.types import PositiveInt, Strict
 from training.settings.shared_settings import DropShare, HiddenWidths
 
-# No feature's scope changes the logit, so a training can start from a model with other scopes.
+# No feature's scope changes the logit, so a training run can start from a model whose features had other
+# scopes.
 READS_SCOPES = False
 
 

@@ -13,7 +13,8 @@ from training.settings.shared_settings import (
     check_history,
 )
 
-# No feature's scope changes the logit, so a training can start from a model with other scopes.
+# No feature's scope changes the logit, so a training run can start from a model whose features had other
+# scopes.
 READS_SCOPES = False
 
 

@@ -8,7 +8,8 @@ from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
 from training.settings.shared_settings import Features
 
-# No feature's scope changes the logit, so a training can start from a model with other scopes.
+# No feature's scope changes the logit, so a training run can start from a model whose features had other
+# scopes.
 READS_SCOPES = False
 
 
@@ -38,7 +39,7 @@ def require_bottom(settings: Settings, num_dense: int) -> None:
     bottom, dim = settings.bottom_mlp, settings.embedding_dim
     if num_dense and (not bottom or bottom[-1] != dim):
         raise ConfigError(
-            f"model.bottom_mlp={bottom} must end in embedding_dim={dim}: "
+            f"model.bottom_mlp={bottom} must end in embedding_dim={dim}, because "
             "dot products need vectors of equal width",
             f"set the last number of model.bottom_mlp to {dim}",
         )

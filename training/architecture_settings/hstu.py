@@ -33,7 +33,7 @@ def check(settings: Settings, features: Features) -> None:
     check_features("hstu", settings, features)
     if settings.ages is not None and settings.ages not in features.lists:
         raise ConfigError(
-            f"model.ages={settings.ages!r} is not a feature of kind multi_hot; these features are "
+            f"model.ages={settings.ages!r} is not a feature of kind multi_hot; the features of this kind are "
             f"{list(features.lists)}",
             "set model.ages to the feature that is computed from the column `history.ages`, or to null",
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from conf.types import Strict
 
-# No feature's scope changes the logit, so a training can start from a model with other scopes.
+# No feature's scope changes the logit, so a training run can start from a model whose features had other
+# scopes.
 READS_SCOPES = False
 
 

@@ -10,7 +10,8 @@ from conf.errors import ConfigError
 from conf.types import Names, PositiveInt, Strict
 from training.settings.shared_settings import DropShare, Features, FtrlSettings, HiddenWidths
 
-# No feature's scope changes the logit, so a training can start from a model with other scopes.
+# No feature's scope changes the logit, so a training run can start from a model whose features had other
+# scopes.
 READS_SCOPES = False
 
 
@@ -71,7 +72,7 @@ def require_known(crosses: Sequence[Crosses], single: Sequence[str]) -> None:
     unknown = sorted({name for cross in crosses for name in (*cross.left, *cross.right)} - set(single))
     if unknown:
         raise ConfigError(
-            f"model.crosses names {unknown}, but it can only name features with one id per row: "
-            f"{list(single)}",
+            f"model.crosses names {unknown}, but it can only name features with one id per row; "
+            f"these features are {list(single)}",
             "use only these names in model.crosses, or remove model.crosses",
         )

@@ -1,4 +1,4 @@
-"""Saves and restores the checkpoints of a training. Any number of ranks can restore a checkpoint.
+"""Saves and restores the checkpoints of a training run. Any number of ranks can restore a checkpoint.
 
     step-<n>.json                               the index, written last: without it there is no checkpoint
     step-<n>.<attempt>.dense.safetensors        tensors that are equal on all ranks, written by rank 0
@@ -9,10 +9,10 @@ All ranks must be able to read and write the folder of these files, so the folde
 an object store. At most one checkpoint is written at a time. Each rank needs host memory for a copy of the
 tensors that it writes.
 
-Another attempt at the same training may run at the same time and use the same folder. All attempts share the
-checkpoints that have an index. Each attempt may resume from such a checkpoint, and may delete it when there
-are newer checkpoints. A file that no index lists belongs to the attempt whose name is part of the file name.
-Other attempts delete such a file only if it is too old to be in use.
+Another attempt at the same training run may run at the same time and use the same folder. All attempts share
+the checkpoints that have an index. Each attempt may resume from such a checkpoint, and may delete it when
+there are newer checkpoints. A file that no index lists belongs to the attempt whose name is part of the file
+name. Other attempts delete such a file only if it is too old to be in use.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EXIT_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Position:
-    """The progress of a training when a checkpoint is saved.
+    """The progress of a training run when a checkpoint is saved.
 
     Attributes:
         step: number of steps done.
@@ -109,7 +109,7 @@ class Checkpoints:
         return self._collectives.rank == 0
 
     def space_problem(self, trainer: Stateful) -> str | None:
-        """Returns a text that says why there is no space for another checkpoint; None if there is space.
+        """Returns the reason why there is no space for another checkpoint; None if there is space.
 
         All ranks get the same result.
 
@@ -193,7 +193,7 @@ class Checkpoints:
 
         Raises:
             DataError: a newer release wrote the newest checkpoint, or the checkpoint belongs to another
-                training. Raised on all ranks.
+                training run. Raised on all ranks.
             InfrastructureError: another attempt deleted the checkpoints while they were read.
         """
         damaged: dict[int, str] = {}
@@ -217,9 +217,9 @@ class Checkpoints:
                     )
         if position is None and changed:
             raise InfrastructureError(
-                f"another attempt at this training deleted the checkpoints in {self._folder.path} while they "
-                "were read",
-                "rerun: that attempt has newer checkpoints, or has published the model",
+                f"another attempt at this training run deleted the checkpoints in {self._folder.path} while "
+                "they were read",
+                "rerun the job, which uses that attempt's newer checkpoints or published model",
             )
         if self._leads:
             self._folder.delete_damaged(damaged)
@@ -237,7 +237,7 @@ class Checkpoints:
         result. Call `wait` first, because no checkpoint may be in progress.
 
         Raises:
-            DataError: the checkpoint belongs to another training. Raised on all ranks.
+            DataError: the checkpoint belongs to another training run. Raised on all ranks.
         """
         text = gather_json(self._collectives, self._folder.index_text(step) if self._leads else None)[0]
         if text is None:
@@ -248,7 +248,7 @@ class Checkpoints:
         return problem is None and self._load(step, text, trainer) is not None
 
     def delete(self) -> None:
-        """Deletes the checkpoints of a complete training, but not files that another attempt is writing."""
+        """Deletes the checkpoints of a complete training run, but no files that another attempt writes."""
         if self._leads:
             self._folder.delete_all(self._attempt)
 
@@ -336,14 +336,15 @@ class Checkpoints:
             self._stored_state(index).load(trainer.state(), trainer.row_state())
         except StateMismatchError as error:
             failure = DataError(
-                f"the checkpoint of step {step} belongs to another training: {error}",
+                f"the checkpoint of step {step} belongs to another training run: {error}",
                 f"delete {self._folder.path} and train again from the start",
             )
         except NightrankError as error:
             failure = error
         except OSError as error:
             failure = InfrastructureError(
-                f"the checkpoint of step {step} in {self._folder.path} cannot be read: {error}", "rerun"
+                f"the checkpoint of step {step} in {self._folder.path} cannot be read: {error}",
+                "rerun the job",
             )
         if any(gather_json(self._collectives, failure is not None)) and self._is_replaced(step, text):
             return None
@@ -351,7 +352,8 @@ class Checkpoints:
         return Position(**index["position"])
 
 
-# Writes one checkpoint: copies the state to host memory, and writes the copy in a thread during training.
+# The code below writes one checkpoint: copies the state to host memory, and writes the copy in a thread
+# during training.
 #
 # On every rank, the thread writes the rank's tensors, and then a small JSON file that lists them. This JSON
 # file is called the rank's part. The thread of rank 0 waits until the parts of all ranks exist. Then it
@@ -445,7 +447,8 @@ class CheckpointWriter:
 
     Args:
         folder: path or URI.
-        stem: the start of this checkpoint's file names. No other attempt at this training uses the same stem.
+        stem: the start of this checkpoint's file names. No other attempt at this training run uses the same
+            stem.
         index: the name of the checkpoint's index file.
         collectives: the collectives of the ranks. Only the properties `rank` and `size` are used.
         contents: the tensors of this rank.
@@ -591,19 +594,19 @@ class CheckpointWriter:
                 file_io.delete_file(f"{self._folder}/{name}")
 
 
-# Lists the checkpoints in the folder of a training, and deletes checkpoints and old files.
+# The code below lists the checkpoints in the folder of a training run, and deletes checkpoints and old files.
 
 _INDEX = re.compile(r"step-(\d+)\.json")
 _CHECKPOINT_FILE = re.compile(r"\.?step-\d+\.")
 
 # A file that no index lists and that is older than this limit is deleted. No running attempt should need it,
 # because writing a checkpoint takes less time. If writing ever takes longer, another attempt may delete its
-# files too early. A resumed training then uses the previous checkpoint.
+# files too early. A resumed training run then uses the previous checkpoint.
 _GRACE_S = 3600.0
 
 
 class CheckpointFolder:
-    """A folder of checkpoints, which several attempts at the same training may use at the same time.
+    """A folder of checkpoints, which several attempts at the same training run may use at the same time.
 
     Each complete checkpoint has an index, a JSON file that lists the checkpoint's other files.
 

@@ -1,4 +1,4 @@
-"""Writes models, and loads them, either to score with them or to start another training from them."""
+"""Writes models, and loads them, either to score with them or to start another training run from them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _train_again(description: Mapping[str, Any]) -> str:
 
 
 def open_trained(path: str, collectives: Collectives | None = None) -> tuple[StoredState, FeatureSpec]:
-    """Returns a model's final training state and its features, so that another training can start from it.
+    """Returns a model's final training state, from which another training run can start, and its features.
 
     Args:
         path: the model's folder.
@@ -210,7 +210,8 @@ def load_model(
     return LoadedModel(model.eval(), spec, config.multi_hot, description["version"], description)
 
 
-# Writes models. A model is a folder of safetensors files and a `model.json`, which is written last.
+# The code below writes models. A model is a folder of safetensors files and a `model.json`, which is written
+# last.
 #
 # Each rank writes its table rows to `embeddings-<rank>-<attempt>` and their optimizer state to
 # `optimizer-<rank>-…`. Rank 0 also writes `dense-…` and `optimizer-dense-…`, which contain the tensors that

@@ -49,7 +49,7 @@ class _Files:
 
 
 class StoredState:
-    """The state of a training in the files of one folder. The tensors are named as in `Trainer.state()`.
+    """The state of a training run in the files of one folder. The tensors are named as in `Trainer.state()`.
 
     Args:
         folder: path or URI.
@@ -192,7 +192,7 @@ class StoredState:
                 )
 
 
-# Reads single rows of a table from the files of a model, by requests for byte ranges.
+# The code below reads single rows of a table from the files of a model, by requests for byte ranges.
 
 # If at most this number of bytes lie between two rows, one request reads both rows and the bytes between
 # them. That takes less time than two requests.

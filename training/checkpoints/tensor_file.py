@@ -313,7 +313,8 @@ def _require_apart(header: Mapping[str, Mapping[str, Any]]) -> None:
         ends, before = max(ends, end), name
 
 
-# Checks that all numbers are finite (not NaN or infinite) before a model or checkpoint is saved.
+# The code below checks that all numbers are finite (not NaN or infinite) before a model or checkpoint is
+# saved.
 
 
 def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:

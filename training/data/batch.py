@@ -276,7 +276,7 @@ class Batch:
             stream = torch.cuda.current_stream(device)
             stream.wait_event(self.ready)
             for tensor in tensors.values():
-                tensor.record_stream(stream)  # torch then reuses the memory only after this stream's work
+                tensor.record_stream(stream)  # torch then waits for this stream before it reuses the memory
         return replace(self, **tensors, ready=None)
 
 

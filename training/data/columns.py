@@ -92,8 +92,9 @@ def read_columns(
         check_ids: whether ids are compared with their cardinalities.
 
     Raises:
-        DataError: the file is missing; its number of rows differs from the manifest; an id is not below its
-            feature's cardinality; or a column is missing, has the wrong type, or contains nulls.
+        DataError: the file is missing, its number of rows differs from the manifest, or an id is not below
+            its feature's cardinality. Also raised if a column is missing, has the wrong type, or contains
+            nulls.
     """
     path = group.file.path
     wanted = scalar_columns(spec)
@@ -103,9 +104,8 @@ def read_columns(
     _require_columns(path, list(wanted), columns)
     rows = {len(values) for values in columns.values()}
     if rows != {group.rows}:
-        raise DataError(
-            f"{_name(group)} has {sorted(rows)} rows, but its manifest says {group.rows}", _REBUILD
-        )
+        found = " or ".join(map(str, sorted(rows)))
+        raise DataError(f"{_name(group)} has {found} rows, but its manifest says {group.rows}", _REBUILD)
     for name, dtype in wanted.items():
         # An integer column with nulls has the wrong dtype too, because Arrow converts it to float64.
         if columns[name].dtype != dtype:

@@ -72,7 +72,8 @@ class DevicePoolWriter:
         arriving: yields the columns of row groups, in the order that `HeldRowGroups` requires.
         device: the device.
         kernel: whether Triton's kernel writes the rows. If it is False, torch operators write them.
-        refuse: gets the index of a row group that has an id not below its cardinality, and raises the error.
+        refuse: called with the index of a row group in which an id is not below its cardinality. It raises
+            the error.
     """
 
     def __init__(

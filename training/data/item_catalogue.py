@@ -358,5 +358,5 @@ class ItemPositions:
 
 
 def spread(values: Tensor, columns: Tensor, width: int) -> Tensor:
-    """Returns the columns of `values` (R, C) at the positions `columns` of a zero matrix (R, width)."""
+    """Returns a matrix (R, width): the columns of `values` (R, C) at the positions `columns`, else 0."""
     return values.new_zeros(len(values), width).index_copy_(1, columns, values)

@@ -35,7 +35,7 @@ class ItemComparison:
 
     Args:
         catalogue: the items, on the device of the training.
-        train: the settings of the training, with a loss that compares vectors.
+        train: the section `train` of the configuration, with a loss that compares vectors.
         spec: the features.
         multi_hot: the number of ids of each list that are used.
         num_shards: number of this rank's shards.

@@ -205,7 +205,7 @@ class Loader:
         )
         if reading.pools == "device":
             raise ConfigError(
-                message, f"--set train.reading.device_mib={needed}, or train.reading.pools=auto"
+                message, f"pass --set train.reading.device_mib={needed}, or --set train.reading.pools=auto"
             )
         log.info("%s, so they are made on the host", message)
         return False

@@ -56,8 +56,8 @@ class NegativeSampler:
         unknown: decides which ids of drawn items are replaced by OOV_ID. None: no ids are replaced.
         of_vectors: whether batches contain each distinct item of a step once (`DrawnItems`), for a model
             whose logits are products of user vectors and item vectors. Each negative becomes a row of its own
-            in three cases: if this is False, if ids of drawn items are replaced, or if features depend on
-            both user and item.
+            in three cases: `of_vectors` is False, ids of drawn items are replaced, or features depend on both
+            user and item.
     """
 
     def __init__(
@@ -257,8 +257,8 @@ class ChosenPairs:
         pairs: (M,) int64 ascending, the pairs of the catalogue.
         first_days: (M,) int64, the first train day on which the user chose the item.
         hashes: (N,) int64, for each item, the part of a pair's hash that depends on the item.
-        flags: (F,) bool. Flag f says whether the hash of any pair has the remainder f modulo F, a power of
-            two.
+        flags: (F,) bool. Flag f says whether the hash of any pair has the remainder f modulo F. F is a power
+            of two.
         mask: F - 1.
     """
 

@@ -92,7 +92,7 @@ class HeldRowGroups(Generic[Arriving, HeldGroup, HeldBlocks]):
 
 
 class PoolWriter:
-    """Writes pools in the memory of the host.
+    """Writes pools in host memory.
 
     Args:
         pools: creates and reuses pools. A pool contains S steps of L rows.
@@ -210,7 +210,7 @@ class PoolMemory:
     batch_rows: int
 
 
-# Writes the columns of row groups as shuffled rows to a buffer pool.
+# The code below writes the columns of row groups as shuffled rows to a buffer pool.
 #
 # This code uses NumPy. If the compiled library was built, the functions at the end of this file replace it.
 
@@ -381,7 +381,7 @@ def _take(column: NDArray[Any], source_rows: NDArray[np.int64] | slice) -> NDArr
     return blocks.take(source_rows, axis=0).reshape(-1, *column.shape[1:])
 
 
-# The compiled loops (training/native/transpose.cpp), which transpose the columns of row groups to rows.
+# The compiled loops (training/native/transpose.cpp), which transpose the columns of row groups into rows.
 
 
 def compiled_target_rows(

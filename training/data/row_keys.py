@@ -103,7 +103,7 @@ def read_row_keys(group: RowGroup) -> NDArray[np.int32]:
 
 def split_row_keys(row_keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns row id, hash of the user, hash of the item, and day, each (L,) int64, from (L, 7) int32."""
-    # A new tensor, because a slice of a wider matrix cannot be viewed as int64.
+    # Copy the columns to a new tensor, because a slice of a wider matrix cannot be viewed as int64.
     wide = row_keys[:, :6].clone(memory_format=torch.contiguous_format).view(torch.int64)
     return wide[:, 0], wide[:, 1], wide[:, 2], row_keys[:, 6].long()
 

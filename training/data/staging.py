@@ -2,7 +2,7 @@
 
 Petastorm reads only local files. The copy of a row group is a sparse file. This sparse file contains only the
 bytes of the row group and of the Parquet footer, at the same positions as in the complete file. So the data
-of each row group is fetched only once, whatever the order in which row groups are read.
+of each row group is fetched only once, in whatever order row groups are read.
 
 Each use of a loader creates a new folder for its copies and locks this folder. A later use deletes the
 folders of processes that have ended. This works even after SIGKILL, because the lock of a process ends when

@@ -2,10 +2,10 @@
 
 A row is identified by its index in the unsharded table, which contains the rows of all ranks. So a rank that
 holds only some rows draws the same random numbers for these rows as a single rank would. The last step (the
-finaliser) of splitmix64 computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast
-splittable pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in
-MurmurHash3's finaliser, compute 32 bits from key and column. The constants of these multiplications and
-shifts have the smallest bias among those in Wellons' project hash-prospector.
+finaliser) of splitmix64 computes a 64-bit key from seed and row (Steele, Lea and Flood 2014, "Fast splittable
+pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in MurmurHash3's
+finaliser, compute 32 bits from key and column. The constants of these multiplications and shifts have the
+smallest bias among those in Wellons' project hash-prospector.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def hash_numbers(numbers: Tensor) -> Tensor:
 def _keys(seed: int, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the lower and the upper 32 bits of the key of each row, two tensors (N,) int32.
 
-    The key of a row is a hash of seed and row with 64 bits.
+    The key of a row is a 64-bit hash of seed and row.
     """
     key = _mixed((rows + 1) * _signed(_GOLDEN_64, 64) + _signed(seed, 64))
     return key.to(torch.int32), _shifted(key, 32, 64).to(torch.int32)

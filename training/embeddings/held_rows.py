@@ -237,11 +237,10 @@ def _add_and_cut(values: Tensor, random: Tensor, bits: int) -> Tensor:
     return ((values.view(torch.int32) + (random & below)) & ~below).view(torch.float32)
 
 
-# Sets the rows of an embedding table to random numbers that do not depend on the ranks.
+# The code below sets the rows of an embedding table to random numbers that do not depend on the ranks.
 
-# This many numbers of a table are drawn at a time, whatever its size. On a CPU, they fit into a core's
-# cache. A GPU must draw more at a time, because starting an operation takes as long as computing a million
-# numbers.
+# This many numbers are drawn at a time for a table of any size. On a CPU, they fit into a core's cache. A GPU
+# must draw more at a time, because starting an operation takes as long as computing a million numbers.
 _DRAWN_NUMBERS = 2**18
 _DRAWN_ON_A_GPU = 2**25
 
@@ -270,7 +269,7 @@ def fill_rows(table: FilledTable, draw: Callable[[int, Tensor, int], Tensor]) ->
     """
     seed = int(torch.randint(2**62, ()))
     first_list = len(table.cardinalities) - len(table.list_lengths)
-    # The device of the router, because a GPU also draws the numbers for rows in host memory.
+    # Use the device of the router, because a GPU also draws the numbers for rows in host memory.
     device = table.router.block_ends.device
     count = max((_DRAWN_NUMBERS if device.type == "cpu" else _DRAWN_ON_A_GPU) // table.dim, 1)
     for block, rows in zip(table.blocks, table.block_rows(), strict=True):

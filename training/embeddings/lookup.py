@@ -20,15 +20,16 @@ from training.collectives import Collectives, ReceivedRows
 from training.embeddings.placement import Placement, Router
 from training.embeddings.rows import Groups, RowTensor, SummedRowGradient, sum_rows
 
-# Exchanges table rows between ranks: the vectors for a batch, and the gradients of these vectors.
+# The code below exchanges table rows between ranks: the vectors for a batch, and the gradients of these
+# vectors.
 #
 #     forward   a rank requests its distinct rows from their owners    (all_to_all, int32)
 #               the owners send back the vectors of these rows         (all_to_all, 16 or 32 bits a number)
 #     backward  the rank sends the gradients of the rows to the owners (all_to_all, 16 or 32 bits a number)
 #
-# Numbers have 16 bits if the table stores 16 bits, or if the model requests vectors of 16 bits. If the model
-# requests vectors of 16 bits, the gradients of a row are summed over the rank's lookups in float32. Then the
-# sum is rounded to 16 bits and sent.
+# Numbers have 16 bits if the table stores 16-bit numbers, or if the model requests 16-bit vectors. If the
+# model requests 16-bit vectors, the gradients of a row are summed over the rank's lookups in float32. Then
+# the sum is rounded to 16 bits and sent.
 #
 # The owner of a row is the rank that holds the row. An owner sums the received gradients in the order of the
 # ranks, so equal batches give bit-identical results. If a row occurs several times in a batch, its vector is

@@ -290,8 +290,8 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
     return Placement(tuple(cardinalities), features, ranks)
 
 
-# Decides which table rows are in the memory of a device, and which are in host memory. The decision is a pure
-# function of its inputs.
+# The code below decides which table rows are in the memory of a device, and which are in host memory. The
+# decision is a pure function of its inputs.
 #
 # The rows of a feature are in the order of their ids, and ids are ordered by frequency. So the first rows of
 # each feature are hot: they are on the device of the rank that holds them. Each rank may hold a limited
@@ -300,7 +300,7 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 # Research 5).
 #
 # Ids that were appended when a vocabulary was extended may be more frequent than earlier ids. The row of such
-# an id can only be hot together with all earlier rows of its feature. So neighbouring rows are joined to
+# an id can only be hot together with all earlier rows of its feature. So neighbouring rows are joined into
 # runs. Rows are joined until each run has fewer lookups per row than the run before it (the rule of
 # pool-adjacent-violators, Barlow et al. 1972).
 #
@@ -513,7 +513,8 @@ def describe_tiers(tables: Sequence[PlannedTable], tiers: Tiers) -> str:
     return "\n".join(lines)
 
 
-# Maps ids to the ranks that hold their rows, and rows of a rank to rows of the unsharded table.
+# The code below maps ids to the ranks that hold their rows, and rows of a rank to rows of the unsharded
+# table.
 
 
 class Router(nn.Module):

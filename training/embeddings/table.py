@@ -1,9 +1,9 @@
 """The embedding table, which maps ids to vectors and sums gradients by row.
 
 One matrix holds the rows of all features that are ids, one feature after the other. So one gather looks up a
-batch, whatever the number of features. If some features are lists of ids, there is a second gather. If rows
-are spread over ranks, the matrix holds the rows of this rank. Only the modules of this folder depend on which
-row of the matrix holds which id. Code that saves and loads rows uses `StackedEmbedding.blocks`.
+batch, for any number of features. If some features are lists of ids, there is a second gather. If rows are
+spread over ranks, the matrix holds the rows of this rank. Only the modules of this folder depend on which row
+of the matrix holds which id. Code that saves and loads rows uses `StackedEmbedding.blocks`.
 
 Autograd does not compute a gradient of the table. The vectors that a batch looked up are leaves of autograd,
 and their gradients are summed by distinct row in one pass.
@@ -65,10 +65,10 @@ class StackedEmbedding(HeldRows):
         pinned: whether host memory of rows is pinned. Kernels on a GPU need pinned memory.
 
     Attributes:
-        batch_rows: computes the rows that batches read; a training requests them early (train_step.py).
+        batch_rows: computes the rows that batches read; a training run requests them early (train_step.py).
         reuses_memory: whether the vectors of all training batches are written to the same memory, if kernels
             are used. A CUDA graph that reads this memory needs no copy of the vectors.
-        hot_share: counts the lookups of a training, and how many are hot; None if there is no tail.
+        hot_share: counts the lookups of a training run, and how many are hot; None if there is no tail.
     """
 
     reuses_memory = False
@@ -432,7 +432,7 @@ def plain_rows(weight: Tensor, scales: Tensor | None, places: Tensor) -> Tensor:
     return rows if scales is None else rows * functional.embedding(places, scales.unsqueeze(1))
 
 
-# Counts how many lookups of a training read rows in the device's memory.
+# The code below counts how many lookups of a training run read rows in the device's memory.
 #
 # Notation: B rows of a batch, W columns of ids.
 
@@ -477,7 +477,7 @@ class HotShare:
         return torch.zeros(2, dtype=torch.int64, device=device) if counts is None else counts
 
 
-# Finds the embedding tables of a model.
+# The code below finds the embedding tables of a model.
 
 
 def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:

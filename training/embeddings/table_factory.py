@@ -24,7 +24,7 @@ _STATE_BYTES = {"row_wise_adagrad": (4, 0), "sgd": (0, 0), "lazy_adam": (4, 8), 
 
 @dataclass(frozen=True)
 class TableFactory:
-    """Creates embedding tables. By default, this process holds all rows, as numbers of 32 bits.
+    """Creates embedding tables. By default, this process holds all rows, as 32-bit numbers.
 
     Attributes:
         storage: the number format in which rows are stored.

@@ -338,7 +338,7 @@ def forms_of(model: nn.Module, widths: Mapping[str, int]) -> dict[str, Ranker]:
     return forms
 
 
-# Compares exported programs with the model that they were made from.
+# The code below compares exported programs with the model that they were made from.
 
 # Largest allowed difference between an exported program and the model. For probabilities, it is absolute. For
 # the numbers of a vector, it is relative to the vector's largest number.
@@ -437,7 +437,8 @@ class Sample:
             )
 
 
-# Compiles programs of torch.export for CPUs with AOTInductor (docs.pytorch.org, "AOTInductor").
+# The code below compiles programs of torch.export for CPUs with AOTInductor (docs.pytorch.org,
+# "AOTInductor").
 
 COMPILED = "aotinductor.pt2"  # the ending of the names of compiled programs
 _OPTIONS = {"freezing": True}  # weights are stored in the order in which products read them
@@ -489,7 +490,7 @@ def instruction_set() -> str:
     return str(chosen) if chosen else ""
 
 
-# Writes programs with smaller number formats.
+# The code below writes programs with smaller number formats.
 
 
 def _convert_numbers(source: Path, target: Path, number_format: Format, *, separate_weights: bool) -> None:

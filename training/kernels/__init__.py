@@ -53,7 +53,7 @@ def look_up(
 ) -> Tensor:
     """Returns the vectors of ids, (B, C, E) in `dtype`, computed by one kernel.
 
-    The vectors of a list's ids are pooled to one vector.
+    The vectors of a list's ids are pooled into one vector.
 
     Args:
         weight: (R, E).

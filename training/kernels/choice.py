@@ -52,8 +52,8 @@ def use_kernels(wanted: Kernels, device: torch.device, setting: str) -> bool:
     if wanted == "triton":
         raise ConfigError(
             f"{setting}=triton cannot be used on {os.uname().nodename}: {missing}",
-            f"--set {setting}=auto, which uses torch's operators instead; or install a C compiler with the "
-            "headers of the C library and of Python on every node with a GPU (docs/gpu.md)",
+            f"pass --set {setting}=auto, which uses torch's operators instead; or install a C compiler with "
+            "the headers of the C library and of Python on every node with a GPU (docs/gpu.md)",
         )
     if wanted == "auto":
         if device.type == "cuda":

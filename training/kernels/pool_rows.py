@@ -35,11 +35,12 @@ def write_rows(
     """Writes rows of row groups to a pool of N rows, and sets the weights of the written rows to 1.
 
     Args:
-        ranges: (R, 8) int64, eight numbers for each range of rows of a piece (a piece is a range of rows of a
-            row group). They are: the address of the row group's columns (1 + D + W, G), which are 4-byte
-            numbers; G; the row where the piece begins; the address of the order in which the piece's blocks
-            are read (int32); the number of these blocks; the first position of the range in the piece's row
-            order; the position after its last row; and the index in `targets` of its first row.
+        ranges: (R, 8) int64, eight numbers for each range of rows of a piece. A piece is a range of rows of a
+            row group. The first two numbers describe the row group: the address of its columns (1 + D + W,
+            G), which are 4-byte numbers, and G. The next three describe the piece: its first row, the address
+            of the order (int32) in which its blocks are read, and the number of these blocks. The last three
+            describe the range: its first position in the piece's row order, the position after its last row,
+            and the index in `targets` of its first row.
         tiles: (T, 2) int32, for each tile, the index of its range, and the position of its block in the order
             of the piece's blocks.
         targets: (N,) int32, for each row of the ranges, one range after the other, its row in the pool.

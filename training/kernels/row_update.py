@@ -66,8 +66,8 @@ def update_rows(
         names: (N,) int64, for each lookup, the number that identifies its row when random bits for the
             rounding are computed; None means the index of the row.
         epsilon: the epsilon of row-wise Adagrad.
-        seed, step: the seed, and the step of the training. Together with row and column, they determine the
-            random bits of the rounding.
+        seed, step: the seed, and the step of the training run. Together with row and column, they determine
+            the random bits of the rounding.
         tail: the rows of the table that are not in `weight`, and their accumulators; None if there are none.
         order_by: (N,) int64, a number for each lookup's row. Rows are summed in the order of these numbers,
             so they must differ between rows, and be in the range of `rows`. None means the index of the row.
@@ -338,7 +338,7 @@ def apply(
 # SC). The random bits are a function of seed, step, row and column, so the order in which the programs
 # (instances of a kernel) run does not change them.
 
-# See `grid_of`: number of mantissa bits, and lowest exponent.
+# The results of `grid_of` for each dtype: the number of mantissa bits, and the lowest exponent.
 _GRIDS = {torch.bfloat16: (7, 8), torch.float16: (10, 113)}
 
 

@@ -43,7 +43,7 @@ def differentiable(overload: OpOverload, gradient: Callable[..., Any], save: Cal
     Args:
         overload: the operator.
         gradient: a function of (context, gradient of the result) that returns the gradients of the arguments.
-        save: a function of (context, arguments, result). It saves the values that `gradient` needs in the
-            context.
+        save: a function of (context, arguments, result). It saves in the context the values that `gradient`
+            needs.
     """
     torch.library.register_autograd(overload, gradient, setup_context=save, lib=_LIBRARY)

@@ -1,4 +1,4 @@
-"""Starts a training on the ranks of a Spark application; `python -m training.launch` trains without Spark."""
+"""Starts training on the ranks of a Spark application; `python -m training.launch` trains without Spark."""
 
 from training.launch.ranks import train_on_ranks, train_plan
 

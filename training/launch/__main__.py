@@ -1,4 +1,4 @@
-"""Trains on one rank in this process, without Spark and Horovod, to debug, profile or try out a training.
+"""Trains on one rank in this process, without Spark and Horovod, to debug, profile or try out a training run.
 
 python -m training.launch --config my.yaml --run-date 2026-01-08
 """

@@ -32,14 +32,14 @@ log = logging.getLogger("nightrank.rank")
 
 
 def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: bool) -> RankOutcome:
-    """Runs one rank of a training.
+    """Runs one rank of a training run.
 
-    This function returns errors and does not raise them, so that the driver can find the root cause. In an
+    This function returns errors and does not raise them, so that the driver can find the root cause. In
     elastic training, the ranks exchange their outcomes, so that all ranks return the same outcome. If a rank
     cannot take part in this exchange, it ends with its error, and Spark starts another rank.
 
     Args:
-        plan: the plan of the training.
+        plan: what to train, on which files, and where to save the model.
         threads: number of threads for torch.
         channel: the driver's channel for progress; None if the driver does not listen.
         quiet: True if this rank must not log its steps, because the driver shows them.
@@ -122,7 +122,7 @@ def run_elastic_rank(train: TrainRing, outcome_of: Callable[[Exception], RankOut
 
 
 class _Ring(State):
-    """What an elastic rank remembers when ranks join or leave: the failure of a rank, if one has failed.
+    """The state that an elastic rank keeps when ranks join or leave: the failure of a rank, if one failed.
 
     Horovod can save and restore such a state and broadcast it from rank 0. This class does not use these
     functions. Instead, every rank loads its state from the last checkpoint, because the table rows of a lost
@@ -173,8 +173,8 @@ def _train_in_ring(
         raise HorovodInternalError("this rank failed") from error
 
 
-# Chooses the GPU on which a rank trains: the GPU of its Spark task or, if Spark does not manage GPUs, the GPU
-# whose index is the local rank.
+# The code below chooses the GPU on which a rank trains: the GPU of its Spark task or, if Spark does not
+# manage GPUs, the GPU whose index is the local rank.
 
 
 def device_of_rank(train: Train) -> torch.device:
@@ -195,10 +195,10 @@ def device_of_rank(train: Train) -> torch.device:
         if gpu_of_task is None and train.elastic:
             raise ConfigError(
                 f"train.device={train.device}, train.elastic: Spark assigned no GPU to this rank's task. "
-                "In an elastic training, GPUs cannot be chosen by local rank, because the local rank of a "
+                "In elastic training, GPUs cannot be chosen by local rank, because the local rank of a "
                 "process can change",
                 "set spark.task.resource.gpu.amount, as conf/spark/train-gpu.conf does, or "
-                "--set train.device=cpu",
+                "pass --set train.device=cpu",
             )
         torch.cuda.set_device(device)
     return device
@@ -216,7 +216,7 @@ def _take_gpu() -> int | None:
     return 0
 
 
-# The collectives of a training over Horovod: sums, gathers and exchanges of tensors between ranks.
+# The collectives of a training run over Horovod: sums, gathers and exchanges of tensors between ranks.
 
 
 class HorovodCollectives:

@@ -1,8 +1,9 @@
-"""Starts one training on the ranks of a Spark application, through horovod.spark.run or run_elastic.
+"""Starts one training run on the ranks of a Spark application, through horovod.spark.run or run_elastic.
 
 The module first chooses the number of ranks, and checks that Spark can run them. If there is one rank and
 Spark runs on this machine only, the rank is the driver's own process. Such a driver imports neither Horovod
-nor pyspark, which would take half a second. So functions that need Horovod import it.
+nor pyspark, which would take half a second. For this reason, Horovod is imported only inside the functions
+that need it.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from training.progress import Channel, Listener, RankOutcome, Report
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Chooses the number of ranks of a training, and checks that Spark can run them.
+# The code below chooses the number of ranks of a training run, and checks that Spark can run them.
 #
-# Without these checks, Horovod would wait for ever, or fail with an error that does not name the reason.
+# Without these checks, Horovod would wait forever, or fail with an error that does not name the reason.
 
 _POLL_S = 1.0
 _LOCAL = re.compile(r"local(\[[^],]*(,\s*(\d+)\s*)?\])?")
@@ -50,7 +51,7 @@ def is_local(spark: SparkSession) -> bool:
 def ranks_to_start(spark: SparkSession, train: Train) -> int:
     """Returns the number of ranks to start.
 
-    This is `train.num_ranks`, or the number that `auto` stands for (`largest_number`). An elastic training
+    This is `train.num_ranks`, or the number that `auto` stands for (`largest_number`). Elastic training
     starts with fewer ranks if Spark has too few slots. Spark has one slot for each task that it can run at
     the same time. Unless the master is local, this function waits up to `train.start_timeout_s` for slots.
 
@@ -161,8 +162,8 @@ def _require_restarts(spark: SparkSession) -> None:
 
 log = logging.getLogger("nightrank.launch")
 
-# This lock is held during a training. If two trainings of an application ran at the same time, each could
-# take some of the slots and then wait for ever for the rest.
+# This lock is held during a training run. If two training runs of an application ran at the same time, each
+# could take some of the slots and then wait forever for the rest.
 _ONE_AT_A_TIME = threading.Lock()
 
 # How long a rank waits in a collective for another rank. The other rank may have left the ring because a
@@ -194,11 +195,11 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     If the master is local, a single rank trains in this process instead, with all cores of Spark. Otherwise,
     the ranks write log lines to the standard error of their executors. With a local master, that is the
     standard error of the driver. If an application calls this function twice at the same time, the second
-    training waits for the first.
+    call waits for the first.
 
     Args:
         spark: the session whose tasks run the ranks.
-        plan: the plan of the training.
+        plan: what to train, on which files, and where to save the model.
         show: called with rank 0's history entries; None: no entries are shown. If entries are shown and the
             master is local, the ranks do not log their steps.
 
@@ -325,7 +326,7 @@ def _python_path() -> str:
     return os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-# Changes Horovod's behaviour in the driver.
+# The code below changes Horovod's behaviour in the driver.
 #
 # Without these changes, Horovod would fork the driver, and start ranks with the wrong Python interpreter.
 
@@ -370,7 +371,7 @@ def elastic_interpreter(python: str) -> Iterator[None]:
         horovod.spark.gloo_run.sys = original
 
 
-# SIGINT (Ctrl-C) and SIGTERM end the ranks during a training.
+# SIGINT (Ctrl-C) and SIGTERM end the ranks during a training run.
 
 
 @contextmanager
@@ -409,7 +410,8 @@ def signals_end_ranks() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-# Trains on one rank in the driver's process. No other process is started, and this process uses all cores.
+# The code below trains on one rank in the driver's process. No other process is started, and this process
+# uses all cores.
 
 _STEPS = logging.getLogger("nightrank.training.steps")
 
@@ -418,7 +420,7 @@ def train_in_driver(plan: TrainPlan, threads: int, show: Report | None) -> dict[
     """Trains a model on one rank, which is this process. SIGINT and SIGTERM end the training.
 
     Args:
-        plan: the plan of the training.
+        plan: what to train, on which files, and where to save the model.
         threads: number of threads of torch during the training.
         show: called with the history entries. If it is None, the steps are logged.
 
@@ -463,7 +465,7 @@ def _steps_logged(logged: bool) -> Iterator[None]:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Makes SIGINT and SIGTERM raise InfrastructureError, as in a training on several ranks.
+    """Makes SIGINT and SIGTERM raise InfrastructureError, as in a training run on several ranks.
 
     Outside the main thread this function does nothing, because Python allows signal handlers only there.
     """

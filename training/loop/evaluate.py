@@ -18,7 +18,7 @@ from training.data.prefetch import Prefetch
 from training.loop.training_loop import Callback, TrainingState, is_due, threads_of_model
 
 
-@torch.no_grad()  # not inference_mode: Horovod resizes its outputs in another thread
+@torch.no_grad()  # inference_mode would fail, because Horovod resizes its outputs in another thread
 def evaluate(
     model: nn.Module, loader: Loader, collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def evaluate(
     return summarize_over_ranks(torch.cat(labels), torch.cat(probabilities), collectives)
 
 
-# Computes exact metrics over the rows of all ranks, although no rank holds all rows.
+# The code below computes exact metrics over the rows of all ranks, although no rank holds all rows.
 #
 # Each rank counts its rows by distinct score, with one entry per score. The scores are divided into one range
 # per rank, so that all ranges have about the same number of entries. Every entry is sent to the rank of its
@@ -77,7 +77,7 @@ def summarize_over_ranks(
     if invalid:
         raise DataError(
             f"{invalid} predicted probabilities are not finite",
-            "look for infinite features or a diverged model",
+            "look for infinite feature values; if there are none, lower the learning rates",
         )
     counts = count_scores(labels.cpu().numpy(), probabilities.cpu().numpy())
     if collectives.size > 1:
@@ -135,7 +135,7 @@ def _as_counts(entries: NDArray[np.float64]) -> ScoreCounts:
     return ScoreCounts(scores, positives.astype(np.int64), negatives.astype(np.int64))
 
 
-# Validates the model during a training.
+# The code below validates the model during a training run.
 
 _METRICS = ("auc", "log_loss", "normalized_entropy")
 

@@ -38,8 +38,8 @@ from training.settings.check_settings import vectors_missing
 
 MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 
-# If the number of distinct items is at most this many times the number of items of each user, one matrix
-# product with all distinct items is faster than looking up a vector for each item of each user.
+# Let each user have G items. If there are at most this number times G distinct items, one matrix product with
+# all distinct items is faster than looking up G vectors for each user.
 _ITEMS_PER_DRAW = 16
 # Each thread does at least this number of multiplications, if there is more than one thread.
 _PRODUCTS_OF_A_THREAD = 500_000
@@ -84,9 +84,9 @@ class Forward:
             step.
 
     Raises:
-        ConfigError: `train.cuda_graphs` is true without a GPU; `train.compile` or `train.cuda_graphs` is
-            true, but the model is not a ClickModel or uses ids outside of table lookups; or the loss compares
-            vectors, but the model has none.
+        ConfigError: `train.cuda_graphs` is true without a GPU, or the loss compares vectors, but the model
+            has none. Also raised if `train.compile` or `train.cuda_graphs` is true, but the model is not a
+            ClickModel or uses ids outside of table lookups.
     """
 
     def __init__(self, model: nn.Module, train: Train, collectives: Collectives = ALONE) -> None:
@@ -101,7 +101,7 @@ class Forward:
         if train.cuda_graphs and self._device.type != "cuda":
             raise ConfigError(
                 f"train.cuda_graphs=true needs a GPU, but this rank trains on {self._device}",
-                "--set train.cuda_graphs=false, or run under a Spark profile whose executors have GPUs",
+                "pass --set train.cuda_graphs=false, or run under a Spark profile whose executors have GPUs",
             )
         for table in tables_of(model).values() if train.cuda_graphs else ():
             table.reuses_memory = True
@@ -197,7 +197,7 @@ class Forward:
             if self._train.compile and _is_compiler_error(error):
                 raise ConfigError(
                     f"train.compile=true: {type(self._model).__name__} does not compile: {error}",
-                    "install a C++ compiler (g++) on every node, or --set train.compile=false",
+                    "install a C++ compiler (g++) on every node, or pass --set train.compile=false",
                 ) from error
             raise
 
@@ -206,9 +206,9 @@ def record(part: nn.Module, samples: tuple[Tensor, ...]) -> None:
     """Replaces the method `forward` of a module by CUDA graphs of its forward and backward pass.
 
     Meanwhile, other threads may allocate memory and use other streams, as the loader does. By default, torch
-    records in a mode in which such calls fail, and the recording with them. `make_graphed_callables` has no
-    parameter for the mode (docs/decisions/training-on-gpus.md#0158), so `torch.cuda.graph`, which it calls,
-    is replaced until it returns.
+    records in a mode in which such calls fail and also make the recording fail. `make_graphed_callables` has
+    no parameter for the mode (docs/decisions/training-on-gpus.md#0158), so `torch.cuda.graph`, which it
+    calls, is replaced until it returns.
 
     Args:
         part: the module.
@@ -228,14 +228,14 @@ def _require_separate(model: nn.Module) -> ClickModel:
         raise ConfigError(
             f"{type(model).__name__} does not separate lookups from its dense part, as train.compile and "
             "train.cuda_graphs require",
-            "--set train.compile=false --set train.cuda_graphs=false, or derive the model from ClickModel "
-            "(training/models/click_model.py)",
+            "pass --set train.compile=false --set train.cuda_graphs=false, or derive the model from "
+            "ClickModel (training/models/click_model.py)",
         )
     if any(getattr(module, "reads_ids", False) for module in model.modules()):
         raise ConfigError(
             "train.compile and train.cuda_graphs do not support model.crosses, because "
             f"{type(model).__name__} needs the raw ids to compute them",
-            "--set train.compile=false --set train.cuda_graphs=false, or remove model.crosses",
+            "pass --set train.compile=false --set train.cuda_graphs=false, or remove model.crosses",
         )
     return model
 

@@ -1,13 +1,14 @@
-"""Keeps the weights of the best step (`train.keep`), and ends a training early (`train.stop_at`).
+"""Keeps the weights of the best step (`train.keep`), and ends a training run early (`train.stop_at`).
 
-The module also saves the checkpoints of a training, and restores a training from the latest checkpoint.
+The module also saves the checkpoints of a training run, and restores a training run from the latest
+checkpoint.
 
 The best step is the step with the best value of a metric on the validation split.
 
-During a training, each new best evaluation is followed by a checkpoint. This checkpoint is kept until the
+During a training run, each new best evaluation is followed by a checkpoint. This checkpoint is kept until the
 checkpoint of a better evaluation is complete (`SaveCheckpoints`). After the last step, the state of this
-checkpoint is loaded. The best step depends only on the history, so all ranks and resumed trainings find the
-same step.
+checkpoint is loaded. The best step depends only on the history, so all ranks and resumed training runs find
+the same step.
 """
 
 from __future__ import annotations
@@ -127,13 +128,15 @@ def _shown(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.5f}"
 
 
-# Ends a training when a metric has reached its target or no longer improves, or after a number of steps.
+# The code below ends a training run when a metric has reached its target or no longer improves, or after a
+# number of steps.
 #
-# The decision depends only on history and step, so all ranks and resumed trainings decide the same.
+# The decision depends only on history and step, so all ranks and resumed training runs make the same
+# decision.
 
 
 class EarlyStopping(Callback):
-    """Ends a training by the rule `train.stop_at`. If the rule is None, the training is never ended early."""
+    """Ends a training run by the rule `train.stop_at`. If the rule is None, training never ends early."""
 
     def __init__(self, rule: StopAt | None) -> None:
         self._rule = rule
@@ -149,10 +152,10 @@ class EarlyStopping(Callback):
 
 
 class Prune(Callback):
-    """Ends a training that is a bad trial of a search. If the rule is None, the training is never pruned.
+    """Ends a training run that is a bad trial of a search. If the rule is None, the training is never pruned.
 
-    Use this callback after `EarlyStopping`: a training that `train.stop_at` has ended is complete, so it is
-    not pruned.
+    Use this callback after `EarlyStopping`: a training run that `train.stop_at` has ended is complete, so it
+    is not pruned.
     """
 
     def __init__(self, rule: PruningRule | None) -> None:
@@ -180,7 +183,7 @@ class Prune(Callback):
 
 
 class StopAtStep(Callback):
-    """Ends a training after a number of steps. If `last_step` is None, the training is not ended early."""
+    """Ends a training run after a number of steps. If `last_step` is None, training does not end early."""
 
     def __init__(self, last_step: int | None) -> None:
         self._last_step = last_step
@@ -203,7 +206,7 @@ class StopAtStep(Callback):
 
 
 def stop_reason(history: Iterable[Mapping[str, Any]], rule: StopAt | None) -> str | None:
-    """Returns why a training with this history ends now; None if it continues.
+    """Returns why a training run with this history ends now; None if it continues.
 
     Evaluations in which the metric is undefined are ignored. A value equal to the best value is not an
     improvement.
@@ -228,7 +231,7 @@ def stop_reason(history: Iterable[Mapping[str, Any]], rule: StopAt | None) -> st
     return None
 
 
-# Restores a training from its latest checkpoint, and saves new checkpoints.
+# The code below restores a training run from its latest checkpoint, and saves new checkpoints.
 
 
 class SaveCheckpoints(Callback):
@@ -239,7 +242,7 @@ class SaveCheckpoints(Callback):
     continues.
 
     Args:
-        checkpoints: the checkpoints of this training.
+        checkpoints: the checkpoints of this training run.
         every_steps: steps between two checkpoints; 0 for none.
         before_save: called before each checkpoint. If it raises an error, the checkpoint is not saved.
         after_save: called when the state has been copied and is being written. If it raises an error, the

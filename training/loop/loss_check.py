@@ -1,4 +1,4 @@
-"""Stops a training at the first step whose loss is not finite, and saves the rows of that step.
+"""Stops a training run at the first step whose loss is not finite, and saves the rows of that step.
 
 When the host reads a loss, it waits until the device has computed the loss. On a GPU, a loss is therefore
 read a fixed number of steps later, when the GPU has already computed it. All pending losses are read before a
@@ -55,13 +55,13 @@ class _Step:
 
 
 class LossCheck(Callback):
-    """Checks the losses of one training.
+    """Checks the losses of one training run.
 
     Args:
         loader: the source of the batches.
         files: the loader's files, in manifest order.
         multi_hot: defines how many columns each list of ids has in a batch.
-        collectives: the collectives of this training's ranks.
+        collectives: the collectives of this training run's ranks.
         folder: the folder for the rows of a step with a bad loss; None if they are not saved.
     """
 
@@ -151,7 +151,7 @@ class LossCheck(Callback):
     def _save(self, folder: str, step: _Step, steps: Mapping[str, _Step], extremes: Mapping[str, Any]) -> str:
         """Saves the rows of some steps.
 
-        Returns a text that says where the rows are, or why they were not saved.
+        Returns a phrase that says where the rows are, or why they were not saved.
         """
         name = f"bad-batch-step-{step.number}.rank-{self._collectives.rank:05d}"
         try:
@@ -234,7 +234,7 @@ def _extreme_values(rows: Mapping[str, Tensor], loader: Loader) -> dict[str, lis
 
 
 def _describe_extremes(extremes_of_ranks: list[Mapping[str, Mapping[str, list[float]]]]) -> str:
-    """Returns a text that lists the columns with extreme or non-finite values on any rank."""
+    """Returns a phrase that lists the columns with extreme or non-finite values on any rank."""
     not_finite: dict[str, int] = {}
     largest: dict[str, float] = {}
     for columns in (columns for of_rank in extremes_of_ranks for columns in of_rank.values()):

@@ -1,4 +1,4 @@
-"""Callbacks that measure a training, show its progress, and record its steps with torch.profiler."""
+"""Callbacks that measure a training run, show its progress, and record its steps with torch.profiler."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class ReportProgress(Callback):
         self._report({**labels, **entry})
 
 
-# Measures a training between two entries of its history: loss, speed, and time spent waiting for data.
+# The code below measures a training run between two entries of its history: loss, speed, and time spent
+# waiting for data.
 
 
 class Meter(Callback):
@@ -98,7 +99,7 @@ class Meter(Callback):
     def __init__(self, device: torch.device, every_steps: int) -> None:
         self._device = device
         self._every_steps = every_steps
-        self._loader_wait_s = 0.0  # how long the loader had waited at the last entry
+        self._loader_wait_s = 0.0  # seconds that the loader had waited at the last entry
         self._restart()
 
     def _restart(self) -> None:
@@ -142,11 +143,12 @@ class Meter(Callback):
             self._restart()
 
 
-# Records steps of a training with torch.profiler, as a trace for chrome://tracing or ui.perfetto.dev.
+# The code below records steps of a training run with torch.profiler, as a trace for chrome://tracing or
+# ui.perfetto.dev.
 
 
 class StepProfiler(Callback):
-    """Records the steps that `train.profile` selects. The first step of a training is step 1.
+    """Records the steps that `train.profile` selects. The first step of a training run is step 1.
 
     If the training ends before the last selected step, the trace has the steps that were done. If `config` is
     None, nothing is recorded. Ranks other than 0 record only if `every_rank` is set.

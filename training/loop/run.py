@@ -72,14 +72,14 @@ def run_plan(
         plan: the plan, the same on all ranks.
         collectives: this rank's collectives.
         device: this rank's device.
-        report: receives the history entries of every training, with labels; see `ReportProgress`.
+        report: receives the history entries of every training run, with labels; see `ReportProgress`.
         at_checkpoint: called on every rank when a checkpoint is being written. It may raise an error to end
             the training at this point.
 
     Returns:
         The content of model.json. If another attempt has already published the same version, the result is
         the model.json of that attempt. If the training is pruned, there is no model, and the result is the
-        record of the pruned training.
+        record of the pruned training run.
 
     Raises:
         ConfigError, DataError: the model's configuration, the data or the parent model is not valid.
@@ -120,7 +120,7 @@ def run_plan(
 def _publish_pruned(
     plan: TrainPlan, result: TrainingResult, collectives: Collectives, checkpoints: Checkpoints
 ) -> dict[str, Any]:
-    """Writes and returns the record of a pruned training, and deletes its checkpoints.
+    """Writes and returns the record of a pruned training run, and deletes its checkpoints.
 
     Raises:
         InfrastructureError: the record cannot be written.
@@ -188,7 +188,7 @@ def train_in_process(plan: TrainPlan, report: Report | None = None) -> dict[str,
     """Trains on one rank in the current process, without Spark and Horovod.
 
     Args:
-        plan: the plan of the training.
+        plan: what to train, on which files, and where to save the model.
         report: called with the entries of the history; None for no reports.
     """
     device = choose_device(plan.train.device, 0, "train.device")
@@ -267,8 +267,8 @@ class _Rank:
             return ItemComparison(catalogue, train, plan.spec, multi_hot, len(shards), unknown)
         # A loss that compares the rows of a group does not change if a constant is added to all logits. So it
         # can use dot products of user and item vectors, which lack the model's constant bias. A model with
-        # random layers (such as dropout) in its item part cannot use them, because its random masks would
-        # depend on the number of ranks.
+        # random layers (such as dropout) in its item part cannot use these products, because its random masks
+        # would depend on the number of ranks.
         random = [layer for layer in model.modules() if isinstance(layer, RandomLayer) and layer.of_items]
         of_vectors = (
             train.loss_settings.compares == "groups"
@@ -398,7 +398,8 @@ class _Rank:
         return LossCheck(loader, files, plan.model.multi_hot, self.collectives, folder)
 
 
-# Chooses which table rows of a model are on the devices: the setting `train.embedding_memory`.
+# The code below chooses which table rows of a model are on the devices, according to the setting
+# `train.embedding_memory`.
 
 # The share of a GPU's free memory that rows may take, if `train.embedding_memory_mib` is not set. The rest is
 # for the dense layers, for the vectors of a batch, and for their gradients.
@@ -418,7 +419,7 @@ def plan_tiers(
     All ranks must call this function, and get the same result. Rank 0 logs which rows are hot.
 
     Args:
-        model: the configuration of the model.
+        model: the section `model` of the configuration.
         spec: the features.
         train: the section `train`.
         counts: the location of the counts of ids.
@@ -472,13 +473,14 @@ def _rank_bytes(train: Train, device: torch.device) -> tuple[int, ConfigError | 
     )
 
 
-# Starts a training from the state of its parent, an earlier model whose vocabularies may be smaller.
+# The code below starts a training run from the state of its parent, an earlier model whose vocabularies may
+# be smaller.
 #
 # The id of a value never changes, and new ids are appended. So the table rows that the parent has for a
 # feature are the first rows of that feature. Each rank reads its rows directly from the parent's files.
 #
-# The state of the optimizers is copied too. So rows that were trained for long continue with small updates,
-# and new rows learn with the full learning rate.
+# The state of the optimizers is copied too. So rows that were trained for a long time continue with small
+# updates, and new rows learn with the full learning rate.
 
 # The loss scale is not copied: the precision may have changed, and the scale adapts quickly.
 _NOT_COPIED = ("scaler.",)
@@ -489,7 +491,7 @@ def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent
 
     Args:
         trainer: a trainer whose model has the features `spec` and was just initialized.
-        spec: the features of this training.
+        spec: the features of this training run.
         parent: the parent's training state on disk.
         parent_spec: the features of the parent.
 
@@ -531,6 +533,6 @@ def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
 
 def _mismatch(problem: str) -> DataError:
     return DataError(
-        f"cannot warm-start: {problem}",
-        "run build_features with workflow.mode=extend, or use fresh weights: --set train.retrain.start=fresh",
+        f"the model cannot start from its parent's weights: {problem}",
+        "run build_features with workflow.mode=extend, or pass --set train.retrain.start=fresh",
     )

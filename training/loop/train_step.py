@@ -32,8 +32,8 @@ class Trainer:
 
     Args:
         model: the model; it is trained in place.
-        train: the settings of the training.
-        collectives: the collectives of this training's ranks.
+        train: the section `train` of the configuration.
+        collectives: the collectives of this training run's ranks.
         rows_of_step: draws the negatives of every step, or selects the rows for a loss over item vectors;
             None if the batches contain all rows of a step.
     """
@@ -185,7 +185,8 @@ class Trainer:
             value.copy_(state[name])
 
 
-# Requests the rows of the next batch of a training from other ranks, while a step computes.
+# The code below requests the rows of the next batch of a training run from other ranks, while a step
+# computes.
 #
 # TorchRec's pipeline for sparse features uses the same method (Ivchenko et al. 2022, RecSys). Before the step
 # of a batch, the batch's ids are sent to the ranks that hold the rows of these ids. When the previous step

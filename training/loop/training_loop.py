@@ -22,17 +22,17 @@ from training.loop.train_step import Trainer
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a training.
+    """The result of a training run.
 
     Attributes:
         history: one entry every `log_every_steps` steps, one entry for each step with a validation, and one
             entry for the last step. `loss` and `loader_wait_share` are means since the previous entry.
             `validation` contains the metrics of a validation.
         steps: number of steps done.
-        seconds: time spent in these steps, in all attempts at this training.
+        seconds: time spent in these steps, in all attempts at this training run.
         stopped: the reason why the training ended early; None if it did not.
-        pruned: whether the training ended early because it is a bad trial of a search. A pruned training has
-            no model.
+        pruned: whether the training ended early because it is a bad trial of a search. A pruned training run
+            has no model.
     """
 
     history: list[dict[str, Any]]
@@ -134,9 +134,9 @@ class TrainingLoop:
 
 @dataclass
 class TrainingState:
-    """The progress of a training, which the loop passes to each callback.
+    """The progress of a training run, which the loop passes to each callback.
 
-    Callbacks read this state. Callbacks that restore or end a training also change it.
+    Callbacks read this state. Callbacks that restore or end a training run also change it.
 
     Attributes:
         trainer: the model and the state of its optimizers.
@@ -146,7 +146,7 @@ class TrainingState:
         history: all history entries so far (loss, speed and metrics at some steps), oldest first.
         stopped: the reason why the training ends before its last step; None while it continues.
         pruned: whether the training ends because it is a bad trial of a search.
-        earlier_s: seconds that earlier attempts at this training spent in their steps.
+        earlier_s: seconds that earlier attempts at this training run spent in their steps.
         started_at: value of `time.perf_counter()` when this attempt began its steps.
         loader_wait_s: seconds that this attempt has waited for batches.
     """
@@ -182,7 +182,7 @@ class StepResult:
 
 
 class Callback:
-    """Base class of objects that act at fixed points of a training.
+    """Base class of objects that act at fixed points of a training run.
 
     The hooks of this class do nothing. A subclass overrides the hooks that it needs.
 
@@ -227,9 +227,9 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-# Chooses the number of threads with which a model is trained or measured on a CPU.
+# The code below chooses the number of threads with which a model is trained or measured on a CPU.
 
-# A model with fewer weights than this outside its tables, such as a logistic regression, has no matrix
+# A model with fewer weights than this number outside its tables, such as a logistic regression, has no matrix
 # products.
 _FEW_WEIGHTS = 1024
 
@@ -247,7 +247,7 @@ def threads_of_model(model: nn.Module) -> Iterator[None]:
         yield
 
 
-# The learning rate schedule of a training, as a factor that multiplies the configured learning rates.
+# The learning rate schedule of a training run, as a factor that multiplies the configured learning rates.
 #
 # The factor does not depend on the number of ranks, because the rows of a global batch do not depend on
 # it.
@@ -256,12 +256,12 @@ def threads_of_model(model: nn.Module) -> Iterator[None]:
 def learning_rate_factor(step: int, steps: int, train: Train) -> float:
     """Returns the factor of the learning rates in a step.
 
-    Over the steps of a training, the factor grows linearly (warm-up), is then constant, and then decays as a
-    power. With `decay_power` 2 and `decay_end_factor` 0, this is the schedule of DLRM's authors.
+    Over the steps of a training run, the factor grows linearly (warm-up), is then constant, and then decays
+    as a power. With `decay_power` 2 and `decay_end_factor` 0, this is the schedule of DLRM's authors.
 
     Args:
         step: number of steps done before this step, 0 in the first step.
-        steps: number of steps of the complete training.
+        steps: number of steps of the complete training run.
         train: the settings. `warmup_share` and `decay_start_share` are shares of `steps`.
     """
     warmup = train.warmup_share * steps

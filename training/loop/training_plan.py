@@ -1,4 +1,4 @@
-"""The plan of a training. The driver creates it before any rank starts."""
+"""The plan of a training run. The driver creates it before any rank starts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from training.settings.check_settings import require_no_pair_features, require_o
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """The plan of one training.
+    """The plan of one training run.
 
     Attributes:
         description: the entries of model.json that do not depend on the training's results.
@@ -53,13 +53,14 @@ class TrainPlan:
         train_files: the files of the train split on which the model trains. Baselines train on all files of
             the split.
         model_path: folder of the model.
-        checkpoint_path: folder of this training's checkpoints.
+        checkpoint_path: folder of this training run's checkpoints.
         parent_path: folder of the parent, the model from whose weights the training starts; None for new
             random weights.
         last_step: the step after which the training ends; None if the training does all steps of its epochs.
         id_counts: the locations of the counts of the features' ids. Empty if the training does not need them.
         saves_bad_rows: whether the rows of a step with a bad loss are saved in `checkpoint_path`.
-        items: the features whose values are ids of the row's item, for baselines.
+        items: the features whose values are ids of the row's item. A baseline with histories uses one of
+            them.
         pruning: the rule by which the training is pruned as a bad trial of a search; None if there is no
             rule.
     """
@@ -97,11 +98,11 @@ def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
     This function imports the architecture, and so torch, to report wrong settings before any rank starts.
 
     Raises:
-        ConfigError: the architecture does not have the configured settings; the loss cannot train a model;
-            negatives are to be drawn although a feature depends on user and item; or `unknown_share` names a
-            feature without ids.
-        DataError: a partition is missing or was replaced; or the train split has no rows, or all its rows
-            have the same label.
+        ConfigError: the architecture does not have the configured settings, or the loss cannot train a model.
+            Also raised if negatives are to be drawn although a feature depends on user and item, or if
+            `unknown_share` names a feature without ids.
+        DataError: a partition is missing or was replaced. Also raised if the train split has no rows, or if
+            all its rows have the same label.
     """
     from training.models import complete
 
@@ -125,7 +126,7 @@ def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
     if not train_files:
         raise DataError(
             f"the train split of dataset {dataset.run_date} has no rows",
-            "run build_features for days that have rows",
+            "run build_features for a run date whose train days have rows",
         )
     _require_labels(lake, dataset, seen, only_clicks=config.train.only_positive_rows)
     description = {
@@ -233,11 +234,11 @@ def _find_files(
     )
 
 
-# Plans one training of a comparison.
+# The code below plans one training run of a comparison.
 
 
 def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
-    """Creates the plan of one training of a comparison.
+    """Creates the plan of one training run of a comparison.
 
     The registry stores the model under a name for models of experiments. No model with this name is a
     champion. So the training starts from random weights, and the gate, which decides about promotions, never
@@ -271,12 +272,12 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
     Args:
         config: the configuration.
         lake: the lake.
-        dataset: the dataset of the run date.
+        dataset: the splits that build_features published for the run date.
         champion: the version of the model that was promoted on the run date.
 
     Raises:
         ConfigError: see `make_plan`.
-        DataError: see `make_plan`. Also raised if a training with this configuration, dataset and release
+        DataError: see `make_plan`. Also raised if a training run with this configuration, dataset and release
             would make a model of another version than `champion`.
     """
     plan = make_plan(config, lake, dataset)
@@ -324,7 +325,7 @@ def _last_step(steps: int, plan: TrainPlan, refit: TrainPlan) -> int | None:
     return -(-steps * refit.steps_per_epoch // plan.steps_per_epoch)
 
 
-# Plans a training whose rows are in memory, without a dataset of a lake.
+# The code below plans a training run whose rows are in memory, without a dataset of a lake.
 
 # The name under which the models are stored. A lake has one folder of models for each name.
 NAME = "frame"
@@ -339,7 +340,7 @@ def make_table_plan(
     lake: LakePaths,
     items: Sequence[str] = (),
 ) -> TrainPlan:
-    """Creates the plan of a training from random weights, without baselines and checkpoints.
+    """Creates the plan of a training run from random weights, without baselines and checkpoints.
 
     The trained model has the weights that train_model computes on one rank from a dataset with the same rows.
     This requires that each split is one day, and that the files of this day have `output.row_group_rows`

@@ -48,9 +48,9 @@ def build_model(
         tiers: which table rows are in host memory; None puts all rows on the device of the model.
 
     Raises:
-        ConfigError: the architecture or its settings are not valid (see `complete`); or layers do not fit
-            together; or the spec has no features; or a rank would hold more bytes of a table than
-            `rank_max_bytes`.
+        ConfigError: the architecture or its settings are not valid (see `complete`), or layers do not fit
+            together. Also raised if the spec has no features, or if a rank would hold more bytes of a table
+            than `rank_max_bytes`.
     """
     tables = TableFactory(config.embedding_storage, embeddings or Embeddings(), collectives, on_demand, tiers)
     return _build(config, spec, seed, tables)

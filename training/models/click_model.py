@@ -82,7 +82,7 @@ class PenalizedModel(Protocol):
         """Returns and clears the penalties (B,) float32 of the rows of the last forward pass in training.
 
         Args:
-            progress: the share of the training's steps that are done, in [0, 1]. The weight of a penalty may
-                depend on it.
+            progress: the share of the training run's steps that are done, in [0, 1]. The weight of a penalty
+                may depend on it.
         """
         ...

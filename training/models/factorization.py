@@ -193,9 +193,9 @@ class FactorizedMLP:
     second once per item.
 
     Args:
-        hidden: a module that contains the linear layers. It may contain none. If the next linear layer or
-            PReLU after a layer is a `nn.PReLU`, it is the layer's activation. Otherwise the activation is
-            ReLU. Other modules must have no effect in evaluation.
+        hidden: a module that contains the linear layers. It may contain none. The activation of a layer is
+            the `nn.PReLU` between this layer and the next linear layer, or ReLU if there is no `nn.PReLU`.
+            Other modules must have no effect in evaluation.
         logit: the last layer. If it is None, the output is the output of the hidden layers.
         columns: maps each side to the positions of the side's columns in the first layer's input. `share` and
             `outputs` must get the columns in this order.

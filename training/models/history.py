@@ -118,9 +118,10 @@ def _columns_of(feature: int, inputs: Inputs) -> slice:
 def _with_ids_of(history: str, inputs: Inputs, features: Features) -> list[str]:
     """Returns the features that may be the item's feature, for a model built from a FeatureSpec only.
 
-    A training does not need this guess, because it names the item's feature. The item's feature has one id
-    per row, and its cardinality equals that of the history. If several features meet these conditions, those
-    of scope `item` are preferred. If none meets them, all features with one id per row are returned.
+    A training run does not need this guess, because its configuration names the item's feature. The item's
+    feature has one id per row, and its cardinality equals that of the history. If several features meet these
+    conditions, those of scope `item` are preferred. If none meets them, all features with one id per row are
+    returned.
     """
     cardinalities = dict(zip(inputs.names, inputs.cardinalities, strict=True))
     scopes = dict(zip(inputs.names, inputs.embedded_scopes, strict=True))

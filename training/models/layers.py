@@ -58,8 +58,8 @@ class RandomLayer(nn.Module, ABC):
     """A layer whose random numbers are independent of the number of ranks.
 
     The random numbers depend on seed, step and logical shard. So training with N ranks uses the same numbers
-    as training with one rank, and a resumed training uses the same numbers as an uninterrupted one. `Trainer`
-    calls `draw_mask` before every step.
+    as training with one rank, and a resumed training run uses the same numbers as an uninterrupted one.
+    `Trainer` calls `draw_mask` before every step.
     """
 
     of_items = False
@@ -69,7 +69,7 @@ class RandomLayer(nn.Module, ABC):
         """Prepares the random numbers of the next step.
 
         Args:
-            key: a text that contains seed, step and layer.
+            key: a string that contains seed, step and layer.
             shards: the logical shards of the next batch's rows, in the order of these rows.
             rows: for each of these shards, its number of rows in the next batch.
         """
@@ -131,7 +131,7 @@ def ftrl_parts(model: nn.Module) -> dict[str, tuple[LinearPart, FtrlSettings]]:
 class LinearPart(ClickModel):
     """A linear model: logit = bias + Σ weight of each id + dense · weights.
 
-    All weights start at zero. The weights of the ids in a list are pooled to one weight.
+    All weights start at zero. The weights of the ids in a list are pooled into one weight.
 
     Args:
         ftrl: settings of FTRL, which then trains these weights. None means that the optimizers of the model's

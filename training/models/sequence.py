@@ -167,18 +167,18 @@ class Timelines:
         starts = torch.tensor(shard_starts[1:], dtype=torch.int64, device=device)
         shard = torch.bucketize(first_rows, starts, right=True)
         first_of_shard = torch.searchsorted(shard, shard)
-        begins = (number - first_of_shard) % TILE_ROWS == 0  # (S,), of a tile
+        begins = (number - first_of_shard) % TILE_ROWS == 0  # (S,), whether a tile begins here
         tile = begins.cumsum(0) - 1
         is_item = sequences != PAD_ID
         lengths = is_item.sum(dim=1)
         adds_one = (sequences[1:, 1:] == sequences[:-1, :-1]).all(dim=1) & is_item[1:, 0]
-        added = lengths.clone()  # (S,), how many items a sequence adds to its timeline
+        added = lengths.clone()  # (S,), the number of items that a sequence adds to its timeline
         added[1:] = torch.where(adds_one & ~begins[1:], 1, lengths[1:])
         ends = added.cumsum(0)
         first_number = begins.nonzero().squeeze(1)  # (K,)
         first_item = (ends - added)[first_number]
         local = number - first_number[tile]
-        newest = (ends - 1 - first_item[tile]).clamp(min=0)  # in the tile
+        newest = (ends - 1 - first_item[tile]).clamp(min=0)  # (S,), position in the tile
         total = ends[-1:]
         items_of_tile = torch.cat([first_item[1:], total]) - first_item
         tiles = first_number.shape[0]
@@ -394,7 +394,8 @@ class CausalBlock(nn.Module):
         of_items = distances.clamp(0, length - 1).expand(-1, heads, -1, -1)
         scores = query @ keys.transpose(-1, -2) + (query @ place_keys.transpose(-1, -2)).gather(3, of_items)
         weights = scores.float().masked_fill(~visible, -torch.inf).softmax(dim=-1).to(values.dtype)
-        # The attention weights by position, the distance of an item from the most recent item.
+        # Order the attention weights by position. The position is the item's distance from the most recent
+        # item.
         place = torch.arange(length, device=newest.device)
         of_places = (distances[..., :1] - place).clamp(0, width - 1).expand(-1, heads, -1, -1)
         by_place = weights.gather(3, of_places) * (place < lengths)  # (K, heads, Q, L)

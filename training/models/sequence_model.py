@@ -33,8 +33,8 @@ class SequenceModel(HistoryModel, ABC):
     A subclass calls `_add_features` and sets `dropout` when it creates its layers.
 
     Attributes:
-        shares_histories: whether rows of a user follow each other in batches. If so, a training may encode
-            shared items of successive histories only once.
+        shares_histories: whether rows of a user follow each other in batches. If so, a training run may
+            encode the items that successive histories share only once.
     """
 
     shares_histories = False

@@ -35,7 +35,7 @@ from training.native.library import BEST, address, library, required_library
 _FEW_VALUES_SHARE = 0.25
 # Number of items whose first layers are in memory at the same time.
 _TILE_ITEMS = 1024
-# Number of users of a block. The matrices of these users fit into a core's cache, together with the first
+# Number of users per block. The matrices of these users fit into a core's cache, together with the first
 # layers of a tile of items.
 _BLOCK_USERS = 24
 
@@ -49,8 +49,9 @@ class SharedItems:
             bottom MLP's output follow, then its P dot products with user vectors, then its Q dot products
             with item vectors.
         bottom: the bottom MLP if both sides have dense features; its output is a vector of the pair.
-        items: the parts of the items: what they add to the top MLP's first layer (I, H); their vectors (I, Q,
-            E); and, with `bottom`, what they add to the bottom MLP's first layer (I, H').
+        items: the parts of the items. The first tensor (I, H) has their terms in the top MLP's first layer.
+            The second (I, Q, E) has their vectors. With `bottom`, a third (I, H') has their terms in the
+            bottom MLP's first layer.
         user_vectors: P.
     """
 
@@ -178,7 +179,7 @@ class SharedItems:
         return torch.einsum("ph,upe->euh", weights, vectors).flatten(1)
 
     def _of_vector(self, column: int, vectors: Tensor, values: Tensor) -> Tensor:
-        """Returns what values of an item vector add to each user's first layer, (values, U * H)."""
+        """Returns the terms of some values of an item vector in each user's first layer, (values, U * H)."""
         return values @ self._matrix(column, vectors)
 
 
@@ -317,7 +318,7 @@ class PairLogits:
         own = _each(self._items, lambda tensor: tensor[items])
         users = _each(block, Tensor.contiguous)
         if logits.shape != (len(users.share), len(own.share)) or logits.stride(1) != 1:
-            raise ValueError(f"internal error, please report: logits of the shape {tuple(logits.shape)}")
+            raise ValueError(f"internal error, please report: bad logits of the shape {tuple(logits.shape)}")
         problem = _Problem(
             users=len(users.share),
             items=len(own.share),

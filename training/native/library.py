@@ -84,5 +84,8 @@ def address(values: Tensor | None, dtype: torch.dtype = torch.float32) -> int | 
     if values is None:
         return None
     if values.dtype != dtype or values.device.type != "cpu":
-        raise TypeError(f"internal error, please report: {values.dtype} on {values.device}, not {dtype}")
+        raise TypeError(
+            f"internal error, please report: a tensor has {values.dtype} on {values.device}, but needs "
+            f"{dtype} on the CPU"
+        )
     return values.data_ptr()

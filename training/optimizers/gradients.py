@@ -104,8 +104,8 @@ def clipped(gradient: Tensor, norm: float | None) -> Tensor:
     return gradient * (norm / gradient.norm().clamp_min(norm))
 
 
-# Keeps the gradient of all dense parameters in one flat buffer, and sums it over ranks during the backward
-# pass.
+# The code below keeps the gradient of all dense parameters in one flat buffer, and sums it over ranks during
+# the backward pass.
 #
 # With several ranks, the buffer is divided into buckets, as in PyTorch's DistributedDataParallel (Li et al.
 # 2020, Proc. VLDB Endow. 13, section 3.2). The backward pass computes the gradients of the last layers first.
@@ -143,9 +143,9 @@ class DenseGradient:
         parameters: the parameters. Their gradients are in the buffer in this order.
         device: the device of the model.
         collectives: the ranks' collectives.
-        bucket_bytes: the minimum size of a bucket. If the gradients that are not yet in a bucket have less
-            than twice this size, a bucket may be smaller: half of their bytes, but at least a quarter of this
-            size. The last bucket may have any size.
+        bucket_bytes: the minimum size of a bucket. When the remaining gradients have less than twice this
+            size, the minimum is smaller: half of their bytes, but at least a quarter of this size. The last
+            bucket may have any size.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class Updates:
 
     Args:
         model: the model.
-        train: the settings of the training.
+        train: the section `train` of the configuration.
         collectives: the collectives of the ranks that train on parts of one batch.
 
     Attributes:
@@ -371,8 +371,8 @@ class RowWiseAdagrad:
 #
 # The moments of other rows do not change, as in torch's SparseAdam and TensorFlow Addons' LazyAdam. These two
 # optimizers correct the bias of the moments by the number of steps of the training. With that correction, a
-# row that is first looked up at a late step would move by (1 - decay) / √(1 - square_decay) = 3.2 times the
-# learning rate in one step. In our optimizer, t counts the updates of the row instead:
+# row that is first looked up at a late step would move by 3.2 times the learning rate in one step. The factor
+# is (1 - decay) / √(1 - square_decay). In our optimizer, t counts the updates of the row instead:
 #
 #     m[r] = decay * m[r] + (1 - decay) * g[r]
 #     v[r] = square_decay * v[r] + (1 - square_decay) * g[r]²
@@ -382,9 +382,10 @@ class RowWiseAdagrad:
 # Here g[r] is the gradient of row r, and m[r] and v[r] are the row's moments. On a CPU, compiled code reads
 # and writes each row once (training/native/lazy_adam.cpp).
 #
-# A row whose gradient is zero, summed over ranks, does not change either. Only batch rows of weight zero look
-# up such a row, or its vector does not influence the loss. Which batch rows have weight zero depends on the
-# number of ranks: a rank without a positive row has one batch row of weight zero (find_positive_rows).
+# A row does not change either if its gradient, summed over ranks, is zero. This is so if only batch rows of
+# weight zero look up the row, or if its vector does not influence the loss. Which batch rows have weight zero
+# depends on the number of ranks: a rank without a positive row has one batch row of weight zero
+# (find_positive_rows).
 
 
 # Each thread updates at least this many numbers, if there is more than one thread.
@@ -419,7 +420,7 @@ class LazyAdam:
             self.table.add_to_rows(used.rows, self.compiled_change(used, rate), step)
             return
         rows, values = gradient.rows, gradient.values
-        # A mask, because selecting the rows would wait for the GPU.
+        # Compute a mask, because selecting the rows would wait for the GPU.
         used_rows = (values != 0).any(dim=1, keepdim=True)
         old_mean, old_square = (state.index_select(0, rows) for state in (self.mean, self.square))
         mean = torch.where(used_rows, old_mean.lerp(values, 1 - self.decay), old_mean)

@@ -66,7 +66,8 @@ class ChampionState:
         pinned: the pin in force; None if no version is pinned.
         withdrawn: maps each withdrawn version to the rollback that withdrew this version.
         approved: maps each withdrawn version to the versions that a person has chosen since then, as the
-            target of a rollback or by a pin. They may serve, even if they were trained from it.
+            target of a rollback or by a pin. These versions may serve, even if the withdrawn version is one
+            of their ancestors.
         parents: maps evaluated challengers to the model from which their training started. The files of
             these models may be deleted.
     """
@@ -134,13 +135,14 @@ def _after(overrides: Sequence[Override]) -> ChampionState:
 
 
 def withdrawn_ancestor(lake: LakePaths, name: str, version: str, state: ChampionState) -> str | None:
-    """Returns why a version may not serve: itself or its newest ancestor, if a rollback withdrew it.
+    """Returns the version that was withdrawn, so that `version` may not serve: itself or an ancestor.
 
-    The ancestors are the models from which the trainings started. A version may serve although an ancestor
-    was withdrawn, if a person has since then chosen this version, or a model between it and the ancestor.
+    The ancestors are the models from which the training runs started. A version may serve although an
+    ancestor was withdrawn, if a person has since then chosen this version, or a model between it and the
+    ancestor.
 
     Returns:
-        The withdrawn version; None if the version may serve.
+        The version itself or its newest ancestor that a rollback withdrew; None if the version may serve.
     """
     if not state.withdrawn:
         return None
@@ -183,7 +185,7 @@ def decided_weights(lake: LakePaths, name: str, until: str, version: str) -> tup
 
     Args:
         lake: the lake.
-        name: the name of the configuration.
+        name: the key `name` of the configuration.
         until: the last run date whose decision is read.
         version: the version of the model.
     """

@@ -1,4 +1,4 @@
-"""The result of a comparison: measures of each training, means over seeds, and the best experiment."""
+"""The result of a comparison: measures of each training run, means over seeds, and the best experiment."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class ValidationMeasures:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """The outcome of one training.
+    """The outcome of one training run.
 
     Attributes:
-        seed: the seed of the training.
+        seed: the seed of the training run.
         version: the model's version.
         failure: the reason why the training has no model; None if it has a model. If the training failed, all
             attributes below are empty.
@@ -51,9 +51,9 @@ class TrainingOutcome:
             last step.
         seconds: time spent in the training's steps, in seconds.
         stopped: the reason why the training ended early; None if it did not.
-        pruned: number of epochs after which a search ended the training, because other trainings were better;
-            None if the training is complete. A pruned training has a curve, but no model and no final
-            measures.
+        pruned: number of epochs after which a search ended the training, because other training runs were
+            better; None if the training is complete. A pruned training run has a curve, but no model and no
+            final measures.
     """
 
     seed: int
@@ -68,7 +68,7 @@ class TrainingOutcome:
 
     @classmethod
     def of(cls, seed: int, description: Mapping[str, Any], steps_per_epoch: int) -> TrainingOutcome:
-        """Returns the outcome of a training from its model.json."""
+        """Returns the outcome of a training run from its model.json."""
         final = {split: _chosen(description["metrics"][split]) for split in ("validation", "test")}
         measured = {
             entry["step"]: entry["validation"] for entry in description["history"] if "validation" in entry
@@ -93,7 +93,7 @@ class TrainingOutcome:
     def of_pruned(
         cls, seed: int, description: Mapping[str, Any], steps_per_epoch: int, step: int
     ) -> TrainingOutcome:
-        """Returns the outcome of a training that is pruned after a step, from its history up to this step."""
+        """Returns the outcome of a training run that is pruned after a step, from its history until then."""
         curve = [
             ValidationMeasures(entry["step"] / steps_per_epoch, _chosen(entry["validation"]))
             for entry in description["history"]
@@ -119,12 +119,12 @@ class TrainingOutcome:
 
 @dataclass(frozen=True)
 class ExperimentOutcome:
-    """The outcome of one experiment: one training for each seed.
+    """The outcome of one experiment: one training run for each seed.
 
     Attributes:
         name: name of the experiment.
         changes: maps dotted keys to the values by which the experiment differs from the configuration.
-        trainings: the trainings, in the order of the seeds.
+        trainings: the training runs, in the order of the seeds.
         trial: the number of the trial of a search, from 1; None if there was no search.
     """
 
@@ -135,12 +135,12 @@ class ExperimentOutcome:
 
     @property
     def failure(self) -> str | None:
-        """The reason why a training of this experiment failed; None if all trainings have a model."""
+        """The reason why a training run of this experiment failed; None if all training runs have a model."""
         return next((training.failure for training in self.trainings if training.failure), None)
 
     @property
     def pruned(self) -> float | None:
-        """The number of epochs after which a training was pruned; None if all are complete or failed."""
+        """The number of epochs after which a training run was pruned; None if all are complete or failed."""
         return next((training.pruned for training in self.trainings if training.pruned is not None), None)
 
     def last_evaluation(self, measure: str) -> float | None:
@@ -149,12 +149,12 @@ class ExperimentOutcome:
         return next((value for value in reversed(values) if value is not None), None)
 
     def values(self, split: HeldOut, measure: str) -> list[float]:
-        """Returns a measure's values in all trainings; an empty list if a training has no value."""
+        """Returns a measure's values in all training runs; an empty list if a training run has no value."""
         values = [getattr(training, split).get(measure) for training in self.trainings]
         return [] if None in values else values
 
     def mean(self, split: HeldOut, measure: str) -> float | None:
-        """Returns the mean of a measure over the seeds; None if a training has no value."""
+        """Returns the mean of a measure over the seeds; None if a training run has no value."""
         values = self.values(split, measure)
         return statistics.fmean(values) if values else None
 
@@ -166,7 +166,7 @@ class ExperimentOutcome:
     def curve(self, measure: str) -> list[tuple[float, float]]:
         """Returns pairs (epoch, mean over the seeds) of a measure on the validation split, ascending.
 
-        Epochs at which a training has no value, for example because it ended earlier, are left out.
+        Epochs at which a training run has no value, for example because it ended earlier, are left out.
         """
         curves = [
             {evaluation.epoch: evaluation.measures[measure] for evaluation in training.curve}
@@ -180,12 +180,12 @@ class ExperimentOutcome:
         return points
 
     def best_epochs(self, measure: str) -> list[float | None]:
-        """Returns the epoch of the best evaluation of each training."""
+        """Returns the epoch of the best evaluation of each training run."""
         return [training.best_epoch(measure) for training in self.trainings]
 
     @property
     def seconds(self) -> float:
-        """Time spent in the steps of all trainings, in seconds."""
+        """Time spent in the steps of all training runs, in seconds."""
         return sum(training.seconds for training in self.trainings)
 
 
@@ -259,7 +259,7 @@ class Comparison:
 
     @property
     def versions(self) -> list[str]:
-        """The versions of all trained models and pruned trainings, sorted."""
+        """The versions of all trained models and pruned training runs, sorted."""
         trainings = [training for experiment in self.experiments for training in experiment.trainings]
         return sorted(training.version for training in trainings if not training.failure)
 

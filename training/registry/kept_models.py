@@ -141,13 +141,13 @@ def _served(lake: LakePaths, name: str, first_date: str, dates: Iterable[str]) -
 
 
 def _first_training(config: Config, first_date: str, run_date: str) -> str:
-    """Returns the first date whose trainings matter to later runs (see `train.retrain.fresh_every_days`)."""
+    """Returns the first date whose models matter to later runs (see `train.retrain.fresh_every_days`)."""
     days = config.train.retrain.fresh_every_days or 0
     return min(first_date, (date.fromisoformat(run_date) - timedelta(days=days)).isoformat())
 
 
 def _trained(lake: LakePaths, name: str, first_date: str) -> set[str]:
-    """Returns the challengers of the kept dates, and the challenger of the newest training."""
+    """Returns the challengers of the kept dates, and the challenger of the newest training run."""
     dates = dates_of(lake, name, RUNS)
     wanted = {*dates[-1:], *(day for day in dates if day >= first_date)}
     return {challenger_of(lake, name, day) for day in wanted}
@@ -159,12 +159,12 @@ def _treatment(config: Config, lake: LakePaths) -> set[str]:
         return set()
     try:
         return {treatment_model(config, lake, config.serving.experiment)[0]}
-    except ConfigError:  # the treatment's model does not exist, so none must be kept
+    except ConfigError:  # the treatment's model does not exist, so there is none to keep
         return set()
 
 
 def _with_ancestors(versions: set[str], described: dict[str, dict[str, Any]]) -> set[str]:
-    """Returns the versions and all models from which their trainings started."""
+    """Returns the versions and all models from which their training runs started."""
     result: set[str] = set()
     for version in versions:
         current: str | None = version
@@ -189,7 +189,7 @@ def _retrievers(
     return kept | {version for workflow, version in newest.items() if workflow in workflows}
 
 
-# Lists the complete models of a lake.
+# The code below lists the complete models of a lake.
 
 
 def saved_models(lake: LakePaths) -> list[dict[str, str]]:

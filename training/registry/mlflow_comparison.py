@@ -1,4 +1,4 @@
-"""Copies a comparison to MLflow: one parent run, and one child run for each training.
+"""Copies a comparison to MLflow: one parent run, and one child run for each training run.
 
 The run of a pruned trial has the measures up to the last evaluation, and the tag `nightrank.pruned`.
 
@@ -36,7 +36,7 @@ PRUNED_TAG = "nightrank.pruned"  # the number of epochs after which the trial wa
 def track_comparison(
     lake: LakePaths, name: str, run_date: str, comparison: Comparison, params: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Writes a comparison as a parent run with a child run for each training that is complete or pruned.
+    """Writes a comparison as a parent run with a child run for each training run that is complete or pruned.
 
     Args:
         lake: the lake of the models.
@@ -83,7 +83,7 @@ def track_comparison(
 
 
 def _description(lake: LakePaths, name: str, training: TrainingOutcome) -> Mapping[str, Any]:
-    """Returns the model.json of a training, or the record of a pruned training without final metrics."""
+    """Returns the model.json of a training run, or its record without final metrics if it was pruned."""
     path = model_path(lake, name, training.version)
     record = read_pruned(path) if training.pruned is not None else None
     return read_description(path) if record is None else {"metrics": {}, "baselines": {}, **record}

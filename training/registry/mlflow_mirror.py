@@ -1,14 +1,14 @@
-"""Copies trainings and aliases to MLflow: to the server in MLFLOW_TRACKING_URI, or to a local store.
+"""Copies training runs and aliases to MLflow: to the server in MLFLOW_TRACKING_URI, or to a local store.
 
 The local store is a SQLite file in the lake, if the lake is on a local disk. If the lake is on an object
 store and no MLflow server is configured, nothing is copied to MLflow.
 
 The JSON files in the lake are the source of truth. An error in this module is logged and does not end a
-training. Importing MLflow and opening its store takes seconds. So jobs call `prepare`, which does both in a
-thread. If the jobs of a run share an application, it does both in a separate process (mlflow_process.py).
+training run. Importing MLflow and opening its store takes seconds. So jobs call `prepare`, which does both in
+a thread. If the jobs of a run share an application, it does both in a separate process (mlflow_process.py).
 
-A training becomes one MLflow run and one version of the registered model, even if this module copies the
-training several times. Both the run and the version have the tag `nightrank.version`. The tag
+A training run becomes one MLflow run and one version of the registered model, even if this module copies it
+several times. Both the MLflow run and the version have the tag `nightrank.version`. The tag
 `nightrank.source` is the URI of the model's folder. The source of the MLflow version is the same URI if
 MLflow accepts this URI. An MLflow server refuses local paths, because it would read them on its own disk. The
 folder has a file `MLmodel`, so MLflow can load the version. If the server refuses the URI, the run gets this
@@ -178,7 +178,7 @@ def import_mlflow() -> type[MlflowClient]:
 def _logged_run(
     client: MlflowClient, lake: LakePaths, description: Mapping[str, Any], params: Mapping[str, Any]
 ) -> str:
-    """Logs a training as one run, and returns the id of the run."""
+    """Logs a training run as one run, and returns the id of the run."""
     run = run_of(client, description, source_uri(lake, description["name"], description["version"]))
     if run.info.status != "FINISHED":
         _log_dataset(client, run.info.run_id, lake, description)
@@ -216,7 +216,7 @@ def _set_alias(client: MlflowClient, name: str, alias: str, version: str) -> Non
         client.set_registered_model_alias(name, alias, number)
 
 
-# Writes trainings as MLflow runs: tags, parameters and metrics.
+# The code below records training runs in MLflow: tags, parameters and metrics.
 
 VERSION_TAG, SOURCE_TAG = "nightrank.version", "nightrank.source"
 _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100  # limits of MLflow's log_batch
@@ -227,11 +227,13 @@ _TAGS = ("run_date", "workflow_version", "dataset_digest", "code_version", "pare
 def log_training(
     client: MlflowClient, run: Run, description: Mapping[str, Any], params: Mapping[str, Any]
 ) -> None:
-    """Logs tags, parameters and metrics of a training, and ends its run. A run that has ended is not changed.
+    """Logs tags, parameters and metrics of a training run, and ends its MLflow run.
+
+    An MLflow run that has ended is not changed.
 
     Args:
         client: the client of the store.
-        run: the run of the training.
+        run: the MLflow run of the training run.
         description: the model's model.json.
         params: the nested configuration. Nested names are joined with dots.
     """
@@ -252,7 +254,7 @@ def log_training(
 
 
 def run_of(client: MlflowClient, description: Mapping[str, Any], source: str) -> Run:
-    """Returns the run of a training, and creates it if it is missing."""
+    """Returns the MLflow run of a training run, and creates it if it is missing."""
     version = description["version"]
     run_name = f"{description['run_date']} {version}"
     return find_or_create_run(
@@ -373,7 +375,7 @@ _NAMESPACE = uuid.UUID("6f1d1f0e-52f4-4c5b-9a1f-0d1f6d0c7a11")
 
 
 def _model_file(lake: LakePaths, description: Mapping[str, Any], raw_types: Mapping[str, str]) -> str:
-    """Returns the text of `MLmodel`. It is the same for the same model and the same release of MLflow.
+    """Returns the text of `MLmodel`. It depends only on the model and on MLflow's release.
 
     The signature lists the raw columns from which the features are computed. Numbers and lists have the type
     `any`, because MLflow would refuse integers with nulls. The model checks the values.
@@ -417,11 +419,11 @@ def _write_model_file(lake: LakePaths, description: Mapping[str, Any], text: str
 
 
 def _log_dataset(client: MlflowClient, run_id: str, lake: LakePaths, description: Mapping[str, Any]) -> None:
-    """Logs the dataset of a training as the input of its MLflow run. Logging it again changes nothing.
+    """Logs the dataset of a training run as the input of its MLflow run. Logging it again changes nothing.
 
     Args:
         client: the client of the store.
-        run_id: the run of the training.
+        run_id: the MLflow run of the training run.
         lake: the lake of the dataset.
         description: the model's model.json.
     """

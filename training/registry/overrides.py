@@ -136,13 +136,14 @@ def _release(lake: LakePaths, name: str, request: OverrideRequest) -> Override |
     if state.pinned is None:
         return None
     pinned = state.pinned.champion
-    # Promotions come after the overrides of their date, so only a promotion of the run date can be last.
+    # On each date, the promotion comes after the overrides. So if the last entry is of the run date and does
+    # not name the pinned version, it is a promotion.
     if state.champions and (last := state.champions[-1])[0] == request.run_date and last[1] != pinned:
         raise DataError(
             f"the gate promoted {last[1]} on {request.run_date}, so if the pin of {pinned} were released on "
             f"this date, {last[1]} would serve at once",
             f"release the pin on a later --run-date: {pinned} then serves until a challenger is promoted. Or "
-            f"pin {last[1]}, if this version shall serve",
+            f"pin {last[1]}, if this version should serve",
         )
     return _record(lake, name, request, "release", pinned)
 

@@ -73,7 +73,7 @@ class ServingModel:
 
         Args:
             lake: the lake.
-            name: the name of the configuration.
+            name: the key `name` of the configuration.
         """
         return f"{lake.models(refit_name(name) if self.refit else name)}/{self.version}"
 
@@ -135,7 +135,7 @@ def serving_model_of(lake: LakePaths, name: str, run_date: str, *, use_refit: bo
 
     Args:
         lake: the lake.
-        name: the name of the configuration.
+        name: the key `name` of the configuration.
         run_date: the date of the run.
         use_refit: whether to return the champion's refit if it has one.
     """
@@ -156,7 +156,7 @@ def require_recorded_weights(
 
     Args:
         lake: the lake.
-        name: the name of the configuration.
+        name: the key `name` of the configuration.
         until: the last run date whose records are read.
         path: the folder of the model.
         description: its model.json.

@@ -1,9 +1,9 @@
-"""Searches settings with Optuna. Proposes trials, prunes bad trials, and stores pruned trainings.
+"""Searches settings with Optuna. Proposes trials, prunes bad trials, and stores pruned training runs.
 
 A search stores no state. A rerun computes the same proposals in the same order. It reads the results of
 finished trials from the lake instead of training them again: from `model.json`, or from `pruned.json`.
 
-    models/<name>-experiments/<version>/pruned.json    the history of a training that was pruned
+    models/<name>-experiments/<version>/pruned.json    the history of a training run that was pruned
 
 The proposals depend only on the space, the seed and the results. So a search that was interrupted and then
 rerun makes the same proposals as a search without interruption.
@@ -35,29 +35,29 @@ _SEEDS = 2**32  # Optuna needs seeds below this number
 
 @dataclass(frozen=True)
 class PruningRule:
-    """A rule that prunes a training: ends it early if other trainings have better evaluations.
+    """A rule that prunes a training run: ends it early if other training runs have better evaluations.
 
-    A training is pruned after an evaluation if the training's best value so far is worse than the limit for
-    this point of the training. The rule depends only on the history of a training. So all ranks and resumed
-    trainings decide the same.
+    A training run is pruned after an evaluation if the training's best value so far is worse than the limit
+    for this point of the training. The rule depends only on the history of a training run. So all ranks and
+    resumed training runs make the same decision.
 
     Attributes:
         measure: the measure on the validation split.
-        limits: maps points of a training to the limits. A point is the number of epochs done, times 1000 and
-            rounded.
+        limits: maps points of a training run to the limits. A point is the number of epochs done, times 1000
+            and rounded.
     """
 
     measure: Measure
     limits: Mapping[int, float]
 
     def step(self, history: Iterable[Mapping[str, Any]], steps_per_epoch: int, end: int) -> int | None:
-        """Returns the step after which a training with this history is pruned; None if it is not.
+        """Returns the step after which a training run with this history is pruned; None if it is not.
 
         Args:
             history: the entries, ascending by step. An entry with an evaluation has the measures by name
                 under the key `validation`. Evaluations in which the measure is undefined are ignored.
             steps_per_epoch: number of global batches in an epoch.
-            end: the last step of the training. A training with an evaluation at this step is complete.
+            end: the last step of the training. A training run with an evaluation at this step is complete.
         """
         best = None
         for entry in history:
@@ -127,7 +127,7 @@ class Proposals:
             self._study.tell(trial, final)
 
     def pruning_rule(self) -> PruningRule | None:
-        """Returns the rule for the next training; None while fewer than five trials are complete.
+        """Returns the rule for the next training run; None while fewer than five trials are complete.
 
         The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class needs all
         trials to decide. The ranks do not have them, so this rule contains the limits.
@@ -163,7 +163,7 @@ def _value(values: SearchedValues, proposed: Any) -> Any:
 
 
 def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
-    """Returns the values of the evaluations by their points in the training, the first value per point."""
+    """Maps points of a training run to the values of the evaluations there; a point keeps its first value."""
     measured: dict[int, float] = {}
     for evaluation in outcome.curve:
         value = evaluation.measures[measure]
@@ -172,11 +172,11 @@ def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
     return measured
 
 
-# Finished trainings of a search: models, and records of pruned trainings.
+# Finished training runs of a search: models, and records of pruned training runs.
 
 
 def write_pruned(path: str, record: Mapping[str, Any]) -> None:
-    """Writes the record of a pruned training: the entries of model.json that do not need a model.
+    """Writes the record of a pruned training run: the entries of model.json that do not need a model.
 
     Args:
         path: the folder of the model.
@@ -186,7 +186,7 @@ def write_pruned(path: str, record: Mapping[str, Any]) -> None:
 
 
 def read_pruned(path: str) -> dict[str, Any] | None:
-    """Returns the record of a pruned training; None if there is none.
+    """Returns the record of a pruned training run; None if there is none.
 
     Raises:
         DataError: the record is damaged, or a newer release wrote it.
@@ -205,9 +205,9 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
 def finished_training(
     path: str, seed: int, steps_per_epoch: int, rule: PruningRule | None
 ) -> TrainingOutcome | None:
-    """Returns the outcome of a training that need not be repeated; None if it must be run.
+    """Returns the outcome of a training run that need not be repeated; None if it must be run.
 
-    A search with another rule may have pruned the same training earlier than `rule` does. Then the record
+    A search with another rule may have pruned the same training run earlier than `rule` does. Then the record
     lacks evaluations that `rule` needs, and the result is None.
 
     Args:
@@ -227,14 +227,14 @@ def finished_training(
 def outcome_of(
     description: Mapping[str, Any], seed: int, steps_per_epoch: int, rule: PruningRule | None
 ) -> TrainingOutcome:
-    """Returns the outcome of a training from its model.json, or from the record of a pruned training.
+    """Returns the outcome of a training run from its model.json, or from the record of a pruned training run.
 
     If `rule` would have pruned the training of a complete model, the model counts as a pruned trial. So the
-    result of a search does not depend on the trainings of other comparisons.
+    result of a search does not depend on the training runs of other comparisons.
 
     Args:
-        description: the file's content. The record of a pruned training has no metrics.
-        seed: the seed of the training.
+        description: the file's content. The record of a pruned training run has no metrics.
+        seed: the seed of the training run.
         steps_per_epoch: number of global batches in an epoch of the training.
         rule: the rule of the training; None if it is not pruned.
     """

@@ -1,8 +1,8 @@
-"""Deletes old files that attempts at a training left behind.
+"""Deletes old files that attempts at a training run left behind.
 
-A file that no model.json lists was written by an attempt at a training. Either this attempt was killed, or it
-ended after another attempt had published the same model, or it is still running. The files on disk do not
-show which of these cases is true, so this module deletes only old files.
+A file that no model.json lists was written by an attempt at a training run. Either this attempt was killed,
+or it ended after another attempt had published the same model, or it is still running. The files on disk do
+not show which of these cases is true, so this module deletes only old files.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _old_checkpoint_files(lake: LakePaths, name: str, limit: float) -> Iterator[
 
 
 def _checkpoint_folders(lake: LakePaths, name: str) -> list[str]:
-    """Returns the checkpoint folders of complete trainings."""
+    """Returns the checkpoint folders of complete training runs."""
     root = lake.checkpoints("")
     versions = [info.base_name for info in file_io.list_files(root) if not info.is_file]
     return [

@@ -254,5 +254,5 @@ def retriever_as_of(lake: LakePaths, config: Config, run_date: str, workflow_ver
                 return version
     raise DataError(
         f"{lake.models(name)} has no model for features of workflow {workflow_version} up to {run_date}",
-        f"run train_retriever for {run_date}, or nightly --retrain",
+        f"run train_retriever for {run_date}, or run nightly with --retrain",
     )

@@ -1,4 +1,4 @@
-"""Decides from which model a training starts, and on which days it trains.
+"""Decides from which model a training run starts, and on which days it trains.
 
 A warm-started training starts from the weights of an earlier model, its parent. The parent and the parent's
 ancestors are the ancestors of the new model. If embeddings were trained on the same rows twice, they would
@@ -28,7 +28,7 @@ log = logging.getLogger("nightrank.training")
 
 @dataclass(frozen=True)
 class Parent:
-    """A model from whose weights a training starts.
+    """A model from whose weights a training run starts.
 
     Attributes:
         version: the version of this model.
@@ -42,7 +42,7 @@ class Parent:
 def find_parent(
     config: Config, lake: LakePaths, dataset: Dataset, scopes: Mapping[str, Scope] | None = None
 ) -> Parent | None:
-    """Returns the champion before the run date if this training can start from it, else None.
+    """Returns the champion before the run date if this training run can start from it, else None.
 
     If this function returns None, it logs the reason.
 
@@ -66,12 +66,12 @@ def find_parent(
         config, dataset, scopes or {}, description, parent
     )
     if reason and config.train.retrain.start == "warm":
-        # A workflow that extends the champion's helps only if the dataset has another workflow.
+        # Extending the champion's workflow helps only if another workflow encoded the dataset.
         helps = config.log.by_day and not _has_workflow_of(description, dataset)
         again = "run build_features with workflow.mode=retrain, or " if helps else ""
         raise DataError(
-            f"train.retrain.start is warm, and a training on the dataset of {dataset.run_date} cannot start "
-            f"from champion {champion}: {reason}",
+            f"train.retrain.start is warm, and a training run on the dataset of {dataset.run_date} cannot "
+            f"start from champion {champion}: {reason}",
             f"{again}set train.retrain.start=auto",
         )
     if reason:
@@ -82,7 +82,7 @@ def find_parent(
         log.warning(
             "%s lies between the last day that champion %s learned from and this training's window, so no "
             "model is trained on this day; set split.train_days to at least the number of days between two "
-            "trainings",
+            "training runs",
             day,
             champion,
         )
@@ -92,15 +92,17 @@ def find_parent(
 def fresh_start(config: Config, lake: LakePaths, run_date: str) -> str | None:
     """Returns why a retraining must be fresh, with newly fitted vocabularies; None if it can be warm.
 
-    The reasons are the settings `train.retrain`; a log whose path has no date, because each run reads the
-    whole log, so its rows include those on which earlier models were trained; and a champion that was trained
-    on validation or test days of this run, because its statistics contain the labels of these days.
+    There are three possible reasons. The settings `train.retrain` may require a fresh start. If the path of
+    the log has no date, each run reads the whole log, which contains rows on which earlier models were
+    trained. The champion may have been trained on validation or test days of this run, so its statistics
+    would contain the labels of these days.
 
-    A fresh training starts from random weights. The result depends only on the configuration and on runs
-    before the run date. So build_features and train_model get the same result, even in a rerun.
+    A fresh training run starts from random weights. The result of this function depends only on the
+    configuration and on runs before the run date. So build_features and train_model get the same result, even
+    in a rerun.
 
-    The period `train.retrain.fresh_every_days` starts at the last fresh training, even if the model of that
-    training was not promoted. In this case, the runs until the next fresh training start from the champion.
+    The period `train.retrain.fresh_every_days` starts at the last fresh training run, even if its model was
+    not promoted. In this case, the training runs until the next fresh one start from the champion.
     """
     retrain = config.train.retrain
     if retrain.start == "fresh":
@@ -153,12 +155,16 @@ def _misfit(
     description: Mapping[str, Any],
     parent: Parent,
 ) -> str | None:
-    """Returns why a training cannot start from this champion; None if it can."""
+    """Returns why a training run cannot start from this champion; None if it can."""
     configured = config.model.model_dump(mode="json")
     # Settings that did not exist when the champion was trained get their defaults.
     champions = ModelConfig(**description["model"]).model_dump(mode="json")
     if champions != configured:
-        return f"the champion has the section model {champions}, but the configuration has {configured}"
+        keys = sorted(key for key in {*champions, *configured} if champions.get(key) != configured.get(key))
+        theirs, ours = (
+            ", ".join(f"{key}={values.get(key)!r}" for key in keys) for values in (champions, configured)
+        )
+        return f"the champion has the section model with {theirs}, but the configuration has {ours}"
     if not _has_workflow_of(description, dataset):
         theirs, ours = description["workflow_version"], dataset.workflow_version
         return (
@@ -180,7 +186,7 @@ def _misfit(
 
 
 def _moved_features(scopes: Mapping[str, Scope], description: Mapping[str, Any]) -> list[str]:
-    """Returns a text for each feature that had another scope when a model was trained."""
+    """Returns a phrase for each feature that had another scope when a model was trained."""
     earlier = {feature["name"]: feature["scope"] for feature in description["feature_spec"]["features"]}
     return [
         f"{name} had scope {earlier[name]} and now has scope {scope}"
@@ -197,7 +203,7 @@ def _has_workflow_of(description: Mapping[str, Any], dataset: Dataset) -> bool:
 def skipped_days(config: Config, parent: Parent, days: list[str]) -> list[str]:
     """Returns the days between the parent's last train day and the first new train day, `days[0]`.
 
-    There are such days if the time between two trainings is longer than the train split.
+    There are such days if the time between two training runs is longer than the train split.
     """
     if config.split.by != "day" or not parent.trained_days or not days:
         return []

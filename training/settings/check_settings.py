@@ -1,4 +1,4 @@
-"""Reads and checks a model's settings, without torch. Settings of other architectures are refused.
+"""Reads and checks a model's settings, without torch. Unknown settings are refused.
 
 The module also creates the pydantic type that parses the section `model`, and checks whether
 features fit the settings `negatives` and `unknown_share` of the section `train`.
@@ -73,7 +73,7 @@ def with_item(config: ModelConfig, items: Sequence[str]) -> ModelConfig:
         items: the features whose values are ids of the row's item.
 
     Raises:
-        ConfigError: `items` has several features, or `complete` would raise this error.
+        ConfigError: `items` has several features, or the configuration is not valid (see `complete`).
     """
     settings = read_settings(config)
     if not items or not isinstance(settings, HistorySettings) or settings.item is not None:
@@ -113,7 +113,7 @@ def check_retriever(config: ModelConfig) -> None:
 def reads_scopes(config: ModelConfig) -> bool:
     """Returns whether a model may compute another logit if features have other scopes.
 
-    An architecture that does not say so, such as one of another package, may.
+    The result is true if the architecture does not define `READS_SCOPES`.
 
     Raises:
         ConfigError: the architecture does not exist.
@@ -168,7 +168,7 @@ def _find(architecture: str) -> Plugin:
     return plugin
 
 
-# Checks whether the features fit `train.negatives`, without torch.
+# The code below checks whether the features fit `train.negatives`, without torch.
 
 
 def require_no_pair_features(names: Sequence[str]) -> None:
@@ -186,11 +186,11 @@ def require_no_pair_features(names: Sequence[str]) -> None:
         )
 
 
-# Checks whether the features fit `train.unknown_share`, without torch.
+# The code below checks whether the features fit `train.unknown_share`, without torch.
 
 
 def require_oov_ids(names: Collection[str], features: Sequence[str]) -> None:
-    """Raises ConfigError if a feature in `names` gives unknown values another id than OOV_ID.
+    """Raises ConfigError if a feature in `names` gives unknown values an id other than OOV_ID.
 
     Args:
         names: the features that `train.unknown_share` names.

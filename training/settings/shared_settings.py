@@ -78,15 +78,15 @@ def check_history(settings: HistorySettings, features: Features) -> None:
     """Raises ConfigError if the item or the history is not a feature."""
     if settings.history not in features.lists:
         raise ConfigError(
-            f"model.history={settings.history!r} is not a feature of kind multi_hot; these features are "
-            f"{list(features.lists)}",
+            f"model.history={settings.history!r} is not a feature of kind multi_hot; the features of this "
+            f"kind are {list(features.lists)}",
             "set model.history to one of them, or add the feature to `features` (the section `history` gives "
             "rows their histories)",
         )
     item = item_of(settings, features)
     if item not in features.ids:
         raise ConfigError(
-            f"model.item={item!r} is not a feature of kind categorical; these features are "
+            f"model.item={item!r} is not a feature of kind categorical; the features of this kind are "
             f"{list(features.ids)}",
             "set model.item to one of them, or add the feature to `features`",
         )

@@ -143,7 +143,7 @@ those of the chart.
 {{- $replaced = append $replaced `spark\.kubernetes\.executor\.volumes\.persistentVolumeClaim\.lake\.\S+` -}}
 {{- end -}}
 {{- if not $values.executors.scratch.storageClass -}}
-{{- /* Without a claim for each executor, there is none to own or to take over. */ -}}
+{{- /* Without a claim for each executor, remove the settings by which drivers own claims and executors take them over. */ -}}
 {{- $replaced = concat $replaced (list `spark\.kubernetes\.executor\.volumes\.persistentVolumeClaim\.spark-local-dir-1\.\S+`
     `spark\.kubernetes\.driver\.(?:own|reuse)PersistentVolumeClaim` `spark\.shuffle\.sort\.io\.plugin\.class`) -}}
 {{- end -}}

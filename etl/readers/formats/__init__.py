@@ -1,6 +1,6 @@
 """The formats of raw tables. Each file is one format, and has the name of the format.
 
-A package adds a format by an entry point of the group `nightrank.readers`. The module of a format contains
+A package adds a format with an entry point of the group `nightrank.readers`. The module of a format contains
 
     class Settings(FormatSettings)   its docstring describes the format, and its attributes define rules
                                      for settings (conf/raw_types.py). A package may omit this class

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Settings(FormatSettings):
-    """A header line and quotes by RFC 4180.
+    """A header line, and quoted fields as in RFC 4180.
 
     Values must not contain line breaks, even in quotes. The first and the last line of such a value are
     quarantined with the reason `quote` or `field_count`. Each line between them is read as a separate row.

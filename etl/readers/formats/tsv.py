@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Settings(FormatSettings):
-    """No header, and a double quote is an ordinary character."""
+    """Lines without a header. A double quote is an ordinary character."""
 
     is_text: ClassVar[bool] = True
     is_separated: ClassVar[bool] = True

@@ -148,7 +148,7 @@ def _without_row(run: RunFacts) -> Html | None:
     return table(headers, rows, "Users and items of the log without a row in their table") if rows else None
 
 
-# The section about data quality: compares every raw column of the day with the train days.
+# The section about data quality compares every raw column of the day with the train days.
 
 _TOP = 3
 _SHOWN_CHARACTERS = 40

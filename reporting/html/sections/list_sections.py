@@ -170,7 +170,7 @@ def _measures(values: Mapping[str, Any]) -> list[Child]:
     ]
 
 
-# The section about changes: compares the lists with the last published lists.
+# The section about changes compares the lists with the last published lists.
 # It also shows the deliveries or, if the lists were not published, the limits that they exceed.
 
 

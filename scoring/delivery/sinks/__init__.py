@@ -50,13 +50,13 @@ def read_settings(deliver: Deliver, folders: Mapping[str, str]) -> list[tuple[Mo
 
     Args:
         deliver: the section of the configuration.
-        folders: `folders` of the configuration: maps `lake` and `data` to the texts that replace `{lake}` and
-            `{data}` in paths.
+        folders: `folders` of the configuration: maps `lake` and `data` to the strings that replace `{lake}`
+            and `{data}` in paths.
 
     Raises:
-        ConfigError: a sink does not exist or cannot be imported, a key is not one of its settings, a value
-            breaks its rule, two sinks of the same kind are installed, two sinks have the same place, or the
-            place of a sink is a table of the lake.
+        ConfigError: a sink does not exist or cannot be imported, a key is not one of its settings, or a value
+            breaks its rule. Also raised if two sinks of the same kind are installed, if two sinks have the
+            same place, or if the place of a sink is a table of the lake.
     """
     if deliver.sinks:
         SINK.of_packages()

@@ -106,7 +106,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     files are read in the order of the manifest, all lines have this order.
 
     Args:
-        sink: the settings of the sink.
+        sink: the keys of the sink in `deliver.sinks`.
         lists: the published lists of the date.
 
     Raises:
@@ -210,7 +210,7 @@ class CsvWriter:
         of_user += [VARIANT] if self.variants else []
         for batch in batches:
             users = zip(*(batch.column(name).to_pylist() for name in of_user), strict=True)
-            # The shortest text of a float32 is shorter than that of the same number as a float64.
+            # The text of a float32 is shorter than that of the same number as a float64.
             texts = {"score": [str(score) for score in batch.column("score").to_numpy(zero_copy_only=False)]}
             texts["position"] = [str(position) for position in batch.column("position").to_pylist()]
             fields = (texts.get(name) or batch.column(name).to_pylist() for name in self._fields)
@@ -247,7 +247,7 @@ def _text(rows: Iterable[Sequence[str]]) -> str:
 
 @contextmanager
 def _new_text(path: str) -> Iterator[Callable[[str], object]]:
-    """Creates a file, and returns a function that writes text to it. Equal texts give equal bytes."""
+    """Creates a file, and returns a function that writes text to it. Equal text gives equal bytes."""
     with new_file(path) as file:
         if not path.endswith(".gz"):
             yield lambda text: file.sink.write(text.encode())
@@ -259,7 +259,7 @@ def _new_text(path: str) -> Iterator[Callable[[str], object]]:
 def with_titles(rows: Rows, titles: LakeTable) -> Rows:
     """Adds the columns of a table of titles to entries of lists.
 
-    An item without a title has its id as the title. The address of a missing picture is an empty text.
+    An item without a title has its id as the title. The address of a missing picture is an empty string.
     """
     fallbacks = {TITLE: "lists.item_id", IMAGE: "''"}
     columns = ", ".join(f"coalesce(titles.{name}, {fallbacks[name]}) AS {name}" for name in _shown(titles))
@@ -290,7 +290,7 @@ def _column_of_user(number: int) -> str:
 
 
 def with_user_columns(rows: Rows, users: RawUsers, names: Sequence[str]) -> Rows:
-    """Adds columns of the table of users to entries of lists; a missing value is an empty text."""
+    """Adds columns of the table of users to entries of lists; a missing value is an empty string."""
     columns = ", ".join(
         f"coalesce(users.{quoted(name)}, '') AS {_column_of_user(number)}"
         for number, name in enumerate(names)

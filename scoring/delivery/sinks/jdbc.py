@@ -139,7 +139,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     experiment add the column `variant`, which is null for lists without an experiment.
 
     Args:
-        sink: the settings of the sink.
+        sink: the keys of the sink in `deliver.sinks`.
         lists: the published lists of the date.
 
     Raises:
@@ -309,7 +309,7 @@ def copy_text(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _values(column: pa.Array) -> pa.Array:
-    """Returns the values of a column as texts, with escapes where COPY needs them."""
+    """Returns the values of a column as strings, with escapes where COPY needs them."""
     values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     texts = values.cast(_TEXT)
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
@@ -321,7 +321,7 @@ def _values(column: pa.Array) -> pa.Array:
 
 
 def _content(texts: pa.LargeStringArray) -> pa.Buffer:
-    """Returns the bytes of all texts, one after the other."""
+    """Returns the bytes of all strings, one after the other."""
     _, offsets, content = texts.buffers()
     if content is None or not len(texts):
         return pa.py_buffer(b"")

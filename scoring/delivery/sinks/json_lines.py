@@ -50,7 +50,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     If the files are read in the order of the manifest, all lines have this order.
 
     Args:
-        sink: the settings of the sink.
+        sink: the keys of the sink in `deliver.sinks`.
         lists: the published lists of the date.
 
     Raises:
@@ -142,7 +142,7 @@ def _users(ordered: pa.Table, run_date: str) -> Iterator[dict[str, Any]]:
     of_user: dict[str, Any] | None = None
     has_variant = VARIANT in ordered.column_names
     for batch in ordered.to_batches(max_chunksize=_ROWS_AT_ONCE):
-        # The shortest text of a float32 is shorter than that of the same number as a float64.
+        # The text of a float32 is shorter than that of the same number as a float64.
         scores = [float(str(score)) for score in batch.column("score").to_numpy(zero_copy_only=False)]
         for row, score in zip(batch.to_pylist(), scores, strict=True):
             if of_user is None or row["user_id"] != of_user["user_id"]:

@@ -102,7 +102,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     keeps the old tables. If the store has lists of a later date, nothing is delivered.
 
     Args:
-        sink: the settings of the sink.
+        sink: the keys of the sink in `deliver.sinks`.
         lists: the published lists of the date.
 
     Raises:

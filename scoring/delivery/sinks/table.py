@@ -130,7 +130,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     the process is killed, each table has either all old or all new rows of the date.
 
     Args:
-        sink: the settings of the sink.
+        sink: the keys of the sink in `deliver.sinks`.
         lists: the published lists of the date.
 
     Raises:

@@ -44,11 +44,17 @@ class Settings(AttributeRule):
         if self.by == "factor":
             wrong = {name: value for name, value in self.values.items() if value <= 0}
             if wrong:
-                raise ValueError(f"factors must be above 0: {wrong}; a factor below 1 moves items down")
+                raise ValueError(
+                    f"factors must be above 0, but those of {sorted(wrong)} are not; to move items down, "
+                    "set a factor between 0 and 1"
+                )
         elif self.by == "log_odds":
             wrong = {name: value for name, value in self.values.items() if abs(value) > _MOST_LOG_ODDS}
             if wrong:
-                raise ValueError(f"log-odds must be from -{_MOST_LOG_ODDS} to {_MOST_LOG_ODDS}: {wrong}")
+                raise ValueError(
+                    f"log-odds must be from -{_MOST_LOG_ODDS} to {_MOST_LOG_ODDS}, but those of "
+                    f"{sorted(wrong)} are not"
+                )
         else:
             assert_never(self.by)
         return self

@@ -80,9 +80,9 @@ def positions_to_explore(share: float, k: int) -> int:
 
 
 def text_hashes(texts: Iterable[str], salt: str = "") -> Tensor:
-    """Returns an int64 hash of each text, shape (n,).
+    """Returns an int64 hash of each string in `texts`, shape (n,).
 
-    The hash consists of the first 8 bytes of BLAKE2b of three strings: `salt`, a zero byte, and the text.
+    The hash consists of the first 8 bytes of BLAKE2b of `salt`, a zero byte, and the string, concatenated.
     """
     start = blake2b(salt.encode() + b"\0", digest_size=8)
     digests = []

@@ -202,11 +202,11 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
         (["I1", "C1"], DENSE, [{"expression": {"output": "a", "formula": "I1 + C1"}}], "not number, text"),
         (["I1"], DENSE, [{"expression": {"output": "a", "formula": "(I1"}}], "does not parse"),
         # What else they name is not there, or of a wrong type.
-        (["K"], DENSE, [{"join_groupby": {"statistics": ["sum"], "of": ["nothing"]}}], "{'nothing': None}"),
-        (["K"], DENSE, [{"join_groupby": {"statistics": ["sum"], "of": ["C1"]}}], "{'C1': 'string'}"),
-        (["K"], DENSE, [{"target_encoding": {"target": "nothing"}}], "{'nothing': None}"),
+        (["K"], DENSE, [{"join_groupby": {"statistics": ["sum"], "of": ["nothing"]}}], "fit: nothing (not a"),
+        (["K"], DENSE, [{"join_groupby": {"statistics": ["sum"], "of": ["C1"]}}], "do not fit: C1 (string)"),
+        (["K"], DENSE, [{"target_encoding": {"target": "nothing"}}], "do not fit: nothing (not a column)"),
         *[
-            (["K"], DENSE, [{"rename": {"suffix": "_of"}}, operator], "not {'C1': 'string'}")
+            (["K"], DENSE, [{"rename": {"suffix": "_of"}}, operator], "do not fit: C1 (string)")
             for operator in [
                 {"join_groupby": {"statistics": ["sum"], "of": ["C1"]}},
                 {"target_encoding": {"target": "C1"}},
@@ -216,18 +216,23 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
         (["C1"], IDS, [{"categorify": {"min_count": {"C2": 3}}}], "has no entry for C1"),
         (["I1"], DENSE, [{"rename": {"names": {"I2": "a"}}}], "['I2'], which are not in ['I1']"),
         # Chains that do not end in their kind of feature.
-        (["C1"], DENSE, ["categorify"], "['C1'] would be ids or texts"),
-        (["C1"], DENSE, ["data_stats"], "['C1'] would be ids or texts"),
+        (["C1"], DENSE, ["categorify"], "['C1'] would be ids or strings"),
+        (["C1"], DENSE, ["data_stats"], "['C1'] would be ids or strings"),
         (["I1"], IDS, ["data_stats"], "a categorical feature must have ids"),
         (["T"], IDS, [SPLIT, HASH], "or add list_slice"),
         (["T"], LISTS, [SPLIT], "a multi_hot feature must have ids"),
         (["C1"], LISTS, ["categorify"], "a multi_hot feature must have ids"),
-        (["C1"], IDS, ["categorify", "categorify"], "encodes ids, but ids can be encoded only once"),
+        (
+            ["C1"],
+            IDS,
+            ["categorify", "categorify"],
+            "2 operators categorify, but values can be encoded only once",
+        ),
         (
             ["C1"],
             IDS,
             ["categorify", {"categorify": {"values": ["3"]}}],
-            "encodes ids, but ids can be encoded only once",
+            "2 operators categorify, but values can be encoded only once",
         ),
         # Names.
         (["I1", "I2"], DENSE, [{"rename": {"names": {"I1": "I2"}}}], "would replace ['I2']"),

@@ -229,7 +229,7 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
             [{"groupby": {"by": ["K"], "aggregates": {"X": ["list"]}}}],
             "list takes a column of type int or string, but X",
         ),
-        ([{"groupby": {"by": ["K"], "aggregates": {"nothing": ["count"]}}}], "nothing is None"),
+        ([{"groupby": {"by": ["K"], "aggregates": {"nothing": ["count"]}}}], "nothing is not a column"),
         (["sort"], "unknown operator 'sort'"),
         ([{"dropna": {"columns": ["I1"]}, "filter": {"keep": "I1 > 0"}}], "has 2 operators"),
     ],

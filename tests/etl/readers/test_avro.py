@@ -310,12 +310,12 @@ def test_damage_is_an_error_of_the_file(tmp_path: Path, codec: str) -> None:
 @pytest.mark.parametrize(
     "kind, problem",
     [
-        ({"type": "array", "items": "null"}, "an element of an array of its schema takes no bytes"),
+        ({"type": "array", "items": "null"}, "the schema has an array whose elements take no bytes"),
         (
             {"type": "array", "items": {"type": "record", "name": "Empty", "fields": []}},
-            "an element of an array of its schema takes no bytes",
+            "the schema has an array whose elements take no bytes",
         ),
-        (["null", "shop.Click"], "the record shop.Click of its schema contains itself"),
+        (["null", "shop.Click"], "the record shop.Click in the file's schema contains itself"),
     ],
 )
 def test_a_schema_whose_values_have_no_limit_of_memory_is_refused(
@@ -329,7 +329,7 @@ def test_a_schema_whose_values_have_no_limit_of_memory_is_refused(
 
 def test_rows_without_bytes_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a", schema_of(key="null"), [{"key": None}] * 3)
-    with pytest.raises(DataError, match="a row of its schema takes no bytes"):
+    with pytest.raises(DataError, match="a row that has the file's schema takes no bytes"):
         read(path, table_of(key="int"))
 
 

@@ -456,7 +456,7 @@ def test_names_with_points_are_refused_when_the_files_are_opened(tmp_path: Path,
     path = tmp_path / "log.jsonl"
     path.write_bytes(a_line(n=1, **{"a.b": 2}))
     inner = {**COLUMNS[-1], "optional": optional}
-    with pytest.raises(DataError, match=r"the name of the field 'a\.b' has a point") as caught:
+    with pytest.raises(DataError, match=r"the name of the field 'a\.b' contains a dot") as caught:
         open_table(a_table([COLUMNS[0], inner]), (str(path),))
     _, program, _ = caught.value.remedy.split("'")
     if (jq := shutil.which("jq")) is not None:

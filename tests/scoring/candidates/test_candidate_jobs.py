@@ -564,14 +564,14 @@ def test_a_window_without_a_click_is_an_error(tmp_path: Path) -> None:
     build_features(RunContext("features", config, "2026-01-08", open_session=no_session))
     message = (
         r"sources\.popular\.window_days=1 counts the clicks from 2026-01-03 to 2026-01-03, but the splits "
-        r"\['train'\] have no click on these days: the last click is of 2026-01-02"
+        r"\['train'\] have no click on these days: the last click is from 2026-01-02"
     )
     with pytest.raises(DataError, match=message):
         build_candidates(RunContext("lists", config, "2026-01-08", open_session=no_session))
     early = RunContext("lists", config, "2025-12-31", open_session=no_session)
     stay_in_process(early, 20)
     dataset = read_dataset(LakePaths(config.lake), "2026-01-08")
-    with pytest.raises(DataError, match=r"no row of the splits .* is of 2025-12-31 or an earlier day"):
+    with pytest.raises(DataError, match=r"no row of the splits .* is from 2025-12-31 or an earlier day"):
         last_counted_days(early, dataset, ["train"])
 
 
@@ -583,9 +583,9 @@ def test_days_without_clicks_are_known_from_the_dataset_of_a_log_by_day() -> Non
     assert last_counted_days(context, dataset, ["train"]) == (DAYS[-1], DAYS[0])
     assert last_counted_days(context, dataset, ["train", "test"]) == (DAYS[-1], DAYS[2])
     require_clicks_in_windows(config.candidates, DAYS[-1], DAYS[1])
-    with pytest.raises(DataError, match=f"the last click is of {DAYS[0]}"):
+    with pytest.raises(DataError, match=f"the last click is from {DAYS[0]}"):
         require_clicks_in_windows(config.candidates, DAYS[-1], DAYS[0])
-    with pytest.raises(DataError, match="there is no click at all"):
+    with pytest.raises(DataError, match="they have no clicks at all"):
         require_clicks_in_windows(config.candidates, DAYS[-1], None)
     of_earlier_release = Dataset(DAYS[-1], "w1", {"train": (Member(DAYS[0], "", None),)}, "fit")
     assert last_counted_days(context, of_earlier_release, ["train"]) == (DAYS[-1], DAYS[-1])

@@ -173,13 +173,13 @@ def test_test_rows_on_which_the_champion_was_trained_are_left_out(tmp_path: Path
     context = in_process(tmp_path, {"split": {"by": "fraction", "train": 0.4, "validation": 0.1}})
     after, level, message = decided(context, champion_of(context, **trained))
     assert (after, level) == (last, "warn")
-    assert "2026-01-02T09:31:00.000000Z, so 12 of 20 test rows may be known to it" in message
+    assert "2026-01-02T09:31:00.000000Z, so 12 of 20 test rows may be among its training rows" in message
     rows = read_split(context, read_dataset(context.lake, context.run_date), ["test"], ["event_time"])
     assert [row["event_time"] > last for row in records(rows_after(rows, after))] == [True] * 8
     newest = {"trained_rows": {**trained["trained_rows"], "until": 2 * last}}
     after, level, message = decided(context, champion_of(context, **newest))
     assert (after, level) == (None, "hold")
-    assert "no test row is left for the comparison: set `split` to the values of its training" in message
+    assert "no test row is left for the comparison: restore the `split` with which the model was" in message
 
 
 def test_the_last_rows_of_users_are_new_to_a_model_that_left_them_out(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_without_times_the_shares_of_the_splits_decide(tmp_path: Path) -> None:
     assert "the first 80% of the rows, and the test split now begins after the first 50%" in message
     after, level, message = decided(changed, earlier_release)
     assert (after, level) == (None, "hold")
-    assert "the section `split` has changed since its training" in message
+    assert "the section `split` has changed since it was trained" in message
     more = in_process(tmp_path, log, {"split": {"by": "fraction", "train": 0.85, "validation": 0.1}})
     assert decided(more, champion_of(more, **trained)) == (None, "ok", "")
     of_users = in_process(tmp_path, log, {"split": {"by": "leave_last_out"}})

@@ -107,7 +107,7 @@ def test_a_model_that_was_not_trained_here_can_score(tmp_path: Path) -> None:
     whole = make_trainer()
     save_model(str(tmp_path), whole.model, describe())
     assert same_weights(tmp_path, whole)
-    with pytest.raises(DataError, match=r"cannot warm-start: .* missing tensors: \['adagrad"):
+    with pytest.raises(DataError, match=r"its parent's weights: .* missing tensors: \['adagrad"):
         warm_start(make_trainer(), SPEC, *open_trained(str(tmp_path)))
 
 

@@ -158,7 +158,7 @@ def test_a_checkpoint_deleted_while_it_is_read_gives_way_to_a_newer_one(tmp_path
 def test_the_end_of_another_attempt_while_a_checkpoint_is_read_is_worth_a_retry(tmp_path: Path) -> None:
     save_a_checkpoint(str(tmp_path), [10])
     for at, result in {
-        "load": "InfrastructureError: another attempt at this training deleted",
+        "load": "InfrastructureError: another attempt at this training run deleted",
         "examine": None,
     }.items():
         with attempt(restore_a_checkpoint, str(tmp_path)) as reader:
