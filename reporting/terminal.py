@@ -12,7 +12,7 @@ from shutil import get_terminal_size
 from types import TracebackType
 from typing import Any, TextIO
 
-from conf.messages import printable, printable_lines
+from conf.messages import counted, printable, printable_lines
 
 # A line on a terminal that is redrawn while a job runs.
 
@@ -59,15 +59,26 @@ class LiveLine:
 # The class below shows the progress of a run: one line per stage, with the seconds of the running stage.
 
 _JOB_WIDTH = 23  # length of the longest name, measure_recommendations
+_MOST_WARNINGS = 5
+
+
+# Seconds after which a log that is not a terminal gets its first line about a running stage. The time to the
+# next line doubles, up to the second number.
+_FIRST_LINE_S, _LONGEST_PAUSE_S = 60.0, 600.0
 
 
 class StageProgress:
-    """Writes one line per stage. On a terminal, the line of the running stage also shows its seconds."""
+    """Writes one line per stage.
+
+    On a terminal, the line of the running stage also shows its seconds. Otherwise, a stage that runs for
+    minutes gets further lines, so that a log shows that it is still running.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._clock = LiveLine(self._stream)
         self._shown_s = -1
+        self._next_line_s = _FIRST_LINE_S
 
     def write(self, text: str = "") -> None:
         """Writes lines of text.
@@ -88,14 +99,31 @@ class StageProgress:
             seconds: the seconds since it began.
             stage_log: the log of the stage, in which `TrainingBar` writes lines; None for no log.
         """
-        if int(seconds) != self._shown_s and self._clock.is_terminal:
-            self._shown_s = int(seconds)
-            training = "" if stage_log is None else training_progress_in(stage_log)
-            self._clock.draw(_stage_line(job, "running", self._shown_s, printable(training)))
+        if int(seconds) == self._shown_s:
+            return
+        self._shown_s = int(seconds)
+        if self._clock.is_terminal:
+            self._clock.draw(_running_line(job, self._shown_s, stage_log))
+        elif seconds >= self._next_line_s:
+            self.write(_running_line(job, seconds, stage_log))
+            self._next_line_s = seconds + min(seconds, _LONGEST_PAUSE_S)
 
-    def finished(self, job: str, state: str, seconds: float, remark: str) -> None:
-        """Writes the line of a stage that has ended."""
+    def finished(
+        self, job: str, state: str, seconds: float, remark: str, warnings: Sequence[str] = ()
+    ) -> None:
+        """Writes the line of a stage that has ended, and a line for each of its first five warnings."""
+        self._next_line_s = _FIRST_LINE_S
         self.write(_stage_line(job, state, seconds, printable(remark)))
+        for warning in warnings[:_MOST_WARNINGS]:
+            self.write(f"    warning: {printable(warning)}")
+        if len(warnings) > _MOST_WARNINGS:
+            self.write(f"    {counted(len(warnings) - _MOST_WARNINGS, 'more warning')} in the report")
+
+
+def _running_line(job: str, seconds: float, stage_log: Path | None) -> str:
+    """Returns the line of a running stage, with the progress of its training."""
+    training = "" if stage_log is None else training_progress_in(stage_log)
+    return _stage_line(job, "running", seconds, printable(training))
 
 
 def _stage_line(job: str, state: str, seconds: float, remark: str) -> str:

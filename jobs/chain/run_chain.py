@@ -57,7 +57,8 @@ class StageRunner:
                 code = f"exit code {outcome.exit_code}"
                 self.progress.finished(stage.name, "FAILED", outcome.seconds, code)
                 raise StageError(outcome)
-            self.progress.finished(stage.name, "done", outcome.seconds, remark(outcome.summary))
+            warnings = outcome.summary.facts.get("quality_warnings", []) if outcome.summary else []
+            self.progress.finished(stage.name, "done", outcome.seconds, remark(outcome.summary), warnings)
 
     def _copy_log(self, stage: Stage) -> None:
         """Copies the log of a stage to a lake that is not local, or prints it if this fails."""

@@ -32,6 +32,39 @@ def test_plain_output_has_one_line_a_stage_and_no_control_characters() -> None:
     assert lines == ["  train_model              done       1.4 s  30 steps", ""]
 
 
+def test_a_log_shows_that_a_long_stage_still_runs(tmp_path: Path) -> None:
+    stream, stage_log = io.StringIO(), tmp_path / "train_model.log"
+    stage_log.write_text("INFO sasrec  40/1,200  loss 0.50000  1,000 rows/s  0% waiting  1:56 left\n")
+    progress = StageProgress(stream)
+    for job in ("train_model", "refit_model"):
+        for second in range(2_000):
+            progress.tick(job, second + 0.3, stage_log)
+        progress.finished(job, "done", 2_000.0, "")
+    lines = stream.getvalue().splitlines()
+    assert [float(line.split()[2]) for line in lines] == [
+        60.3,
+        121.3,
+        243.3,
+        487.3,
+        975.3,
+        1_575.3,
+        2_000.0,
+    ] * 2
+    assert lines[0].endswith(
+        "running   60.3 s  sasrec 40/1,200 loss 0.50000 1,000 rows/s 0% waiting 1:56 left"
+    )
+
+
+def test_the_first_warnings_of_a_stage_follow_its_line() -> None:
+    stream = io.StringIO()
+    warnings = [f"column C{number} has new values\x1b" for number in range(7)]
+    StageProgress(stream).finished("build_features", "done", 1.0, "7 warnings", warnings)
+    _, *lines = stream.getvalue().splitlines()
+    assert lines[0] == "    warning: column C0 has new values\\x1b"
+    assert len(lines) == 6
+    assert lines[-1] == "    2 more warnings in the report"
+
+
 def test_terminal_shows_each_second_once_and_clears_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
