@@ -24,6 +24,7 @@ DEFAULT_KEYS = (
     "candidates.exclude_clicked",
     "candidates.max",
     "candidates.repeats",
+    "candidates.exclude_events",
     "candidates.splits",
     "gate.",
     "measure.",

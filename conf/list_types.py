@@ -31,7 +31,17 @@ from pydantic_core import CoreSchema, core_schema
 from conf.feature_types import SPLITS, Split
 from conf.names import SPARK_TABLE, PlainText, RawLocation
 from conf.plugins import RULE, SOURCE
-from conf.raw_types import POINT, UTF8, Days, PositiveInt, RawTable, Strict, TableOfRoles, without_defaults
+from conf.raw_types import (
+    POINT,
+    UTF8,
+    Days,
+    Event,
+    PositiveInt,
+    RawTable,
+    Strict,
+    TableOfRoles,
+    without_defaults,
+)
 from conf.train_types import ModelConfig
 
 # The base classes of the settings of candidate sources, and the type of an entry of `candidates.sources`.
@@ -256,8 +266,9 @@ class OutOfStock(RawTable):
 
 Filter = Annotated[NotAllowed | OutOfStock, Field(discriminator="filter")]
 
-# The items in a user's rows that may be offered to the user again: none, items without a click, or all.
-Repeats = Literal["none", "unclicked", "all"]
+# The items in a user's rows that may be offered to the user again: none, items without a click, items without
+# an event of `exclude_events`, or all.
+Repeats = Literal["none", "unclicked", "without_event", "all"]
 
 
 def _every_item() -> list[SourceSettings]:
@@ -306,12 +317,25 @@ class Candidates(Strict):
         "out), otherwise `unclicked`. "
         "With `log.label.positive`, rows of other events count as shown and not clicked.",
     )
+    exclude_events: Annotated[list[Event], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Events of `log.label.weights`, such as [purchase]. Only rows of these events exclude "
+        "their item for the user. So items that the user only viewed may be offered again. The weight of "
+        "each of these events must differ from the weights of all other events. Null: `repeats` decides.",
+    )
     user_attributes: UserAttributes | None = Field(
         default=None, description="Table of user attributes for segments and filters. Null: none."
     )
     filters: list[Filter] = Field(
         default=[], description="Tables that exclude items from lists, in addition to `exclude_clicked`."
     )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """Leaves out new settings with default values, to keep the digests of earlier releases unchanged."""
+        return without_defaults(values_of(self), {"exclude_events": None}, info)
 
     @property
     def retrieval(self) -> ModelSource | None:
@@ -335,6 +359,10 @@ class Candidates(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Candidates:
+        if self.exclude_events is not None and self.repeats != "auto":
+            raise ValueError(
+                f"exclude_events and repeats={self.repeats} contradict each other: remove one of the two"
+            )
         names = [source.name for source in self.sources]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:

@@ -7,6 +7,7 @@ other modules `*_types.py` contain the other sections.
 
 from __future__ import annotations
 
+import struct
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -589,7 +590,12 @@ class Config(Strict):
 
     @property
     def repeats(self) -> Repeats:
-        """Returns the value of `candidates.repeats`, with `auto` replaced by its meaning for this log."""
+        """Returns the value of `candidates.repeats`, with `auto` replaced by its meaning for this log.
+
+        The value is `without_event` if `candidates.exclude_events` is set.
+        """
+        if self.candidates.exclude_events is not None:
+            return "without_event"
         if self.candidates.repeats != "auto":
             return self.candidates.repeats
         label = self.log.label
@@ -723,6 +729,7 @@ class Config(Strict):
                 "set split.by=day or log.event_time, or remove these keys"
             )
         self._check_windows()
+        self._check_excluding_events()
         if self.measure.against == "test_split" and "test" in self.candidates.splits:
             raise ValueError(
                 f"candidates.splits={self.candidates.splits} must not contain `test` if "
@@ -734,6 +741,26 @@ class Config(Strict):
                 "with train.refit=true, the model that makes the lists is also trained on the test split, so "
                 "measure.against=test_split would measure the model on rows that it was trained on; set one "
                 "of the two to another value"
+            )
+
+    def _check_excluding_events(self) -> None:
+        """Raises ValueError if the weight of a row does not say whether its event is excluded."""
+        weights = self.log.label.event_weights if self.log.label.weights is not None else {}
+        events = self.candidates.exclude_events or ()
+        unknown = [event for event in events if event not in weights]
+        if unknown:
+            raise ValueError(
+                f"candidates.exclude_events: {unknown} are not among the events of log.label.weights, "
+                f"{[*weights]}: name some of these events, or give the others a weight"
+            )
+        stored = {event: struct.pack("f", weight) for event, weight in weights.items()}
+        excluding = {stored[event] for event in events}
+        alike = [event for event in stored if event not in events and stored[event] in excluding]
+        if alike:
+            raise ValueError(
+                f"candidates.exclude_events: the events {alike} have the same weight in log.label.weights as "
+                f"an event of {[*events]}, and rows are distinguished by their weights: give them different "
+                "weights, or add them to exclude_events"
             )
 
     def _check_windows(self) -> None:

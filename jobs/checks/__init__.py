@@ -287,10 +287,13 @@ def _check_measures(config: Config, feature_plan: FeaturePlan) -> None:
     )
     if compares_excluded and config.keys and not _features(config, feature_plan).pairs:
         left = [split for split in candidates.exclude_clicked if split != "test"]
+        rule, effect = f"repeats={config.repeats}", "no list can have a hit"
+        if candidates.exclude_events is not None:
+            rule, effect = f"exclude_events={candidates.exclude_events}", "they cannot be hits"
         raise ConfigError(
             "measure.against=test_split compares the lists with clicks of the test split, but "
             f"candidates.exclude_clicked={candidates.exclude_clicked} leaves the items of these clicks out "
-            f"of the lists (candidates.repeats={config.repeats}), so no list can have a hit",
+            f"of the lists (candidates.{rule}), so {effect}",
             "set measure.against=next_day for lists that are served; to measure lists that are not served, "
             f"set candidates.exclude_clicked={json.dumps(left)}",
         )

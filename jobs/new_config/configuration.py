@@ -29,6 +29,7 @@ from jobs.new_config.log_columns import (
     Wishes,
     ask_for_unknown_user,
     ask_for_unread_time,
+    clicks_in,
     is_unique,
     log_of,
     no_keys,
@@ -137,7 +138,7 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
     _split(log, config)
     _features(log, joined, config)
     _model(log, config)
-    _lists(wishes, log, joined, config, _wants_repeats(log, questions))
+    _lists(wishes, log, joined, config, _repeats(log, questions))
     _use_data_folder(config)
     return config
 
@@ -693,22 +694,31 @@ def _stock_filters(item: str, joined: _Joined, config: NewConfig) -> dict[str, A
     return {}
 
 
-def _wants_repeats(log: NewLog, questions: Questions) -> bool:
-    """Returns whether lists may contain items that the user has chosen before, such as groceries.
+def _repeats(log: NewLog, questions: Questions) -> dict[str, Any]:
+    """Returns settings of `candidates` if lists may contain items that the user has chosen before.
 
-    Asks only if every row is a choice, because a view of the same item is not a second choice.
+    Asks only in a log of choices, because an item that is shown again is not a second choice.
     """
-    if log.label_column is not None or log.user is None or log.item is None or log.time is None:
-        return False
-    share = share_of_repeats(log.user.sampled, log.item.sampled, log.time.sampled)
+    if not log.is_of_choices or log.user is None or log.item is None or log.time is None:
+        return {}
+    label = log.label
+    clicks = None if label.column is None else clicks_in(label.column, label)
+    share = share_of_repeats(log.user.sampled, log.item.sampled, log.time.sampled, clicks)
     if share < _REPEATS:
-        return False
-    again = "yes: candidates.repeats: all"
+        return {}
+    never, again = "no: only items that are new to the user", "yes: candidates.repeats: all"
+    answers: dict[str, dict[str, Any]] = {never: {}, again: {"repeats": "all"}}
+    most = max(label.weights.values(), default=0.0)
+    if most > min(label.weights.values(), default=0.0):
+        events = [event for event, weight in label.weights.items() if weight == most]
+        words = f"yes, unless the user had one of the events {events} with it: candidates.exclude_events"
+        answers[words] = {"exclude_events": events}
+    chose = f"had one of the events {[*label.weights]} with" if label.weights else "chose"
     question = (
-        f"In {share:.0%} of the rows after a user's first day, the user chose the item on an earlier day, "
-        "too. May lists contain items that the user has chosen?"
+        f"In {share:.0%} of the {'clicks' if label.weights else 'rows'} after a user's first day, the user "
+        f"{chose} the item on an earlier day, too. May lists contain such items?"
     )
-    return questions.choose(question, ["no: only items that are new to the user", again]) == again
+    return answers[questions.choose(question, [*answers])]
 
 
 def blended_sources(items: int, k: int) -> list[dict[str, Any]]:
@@ -718,7 +728,7 @@ def blended_sources(items: int, k: int) -> list[dict[str, Any]]:
     return [{"source": name, "n": n} for name in names]
 
 
-def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, wants_repeats: bool) -> None:
+def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, repeats: dict[str, Any]) -> None:
     """Adds the sections `candidates` and `score`."""
     if log.item is None or not config.has_lists:
         config.choose("no lists", "no columns look like a user and an item (--user, --item)")
@@ -727,9 +737,10 @@ def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, want
     if log.label.has_shown and log.label.positive_at_least is not None:
         # `repeats: auto` would treat a log with `positive_at_least`, such as ratings, like a log of choices.
         filters = {"repeats": "unclicked", **filters}
-    if wants_repeats:
-        filters = {"repeats": "all", **filters}
-        config.choose("candidates.repeats: all", "users choose the same items again")
+    if repeats:
+        filters = {**repeats, **filters}
+        [(key, value)] = repeats.items()
+        config.choose(f"candidates.{key}: {value}", "users choose the same items again")
     items = log.item.sampled.distinct
     score: dict[str, object] = {"k": wishes.k}
     if log.is_of_choices:

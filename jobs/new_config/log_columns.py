@@ -248,7 +248,7 @@ def outcome_in(column: SampledColumn, label: LabelGuess) -> str | None:
         return "its name says what users do with an item after they see it"
     if label.column is None or column.is_list:
         return None
-    is_click = _clicks_in(label.column, label)
+    is_click = clicks_in(label.column, label)
     values = column.values.combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
     is_left_out = np.asarray(_has_events(label.column, label.left_out)) if label.left_out else False
     shown, clicks = values[~(is_click | is_left_out)], values[is_click]
@@ -263,7 +263,7 @@ def outcome_in(column: SampledColumn, label: LabelGuess) -> str | None:
     )
 
 
-def _clicks_in(column: SampledColumn, label: LabelGuess) -> np.ndarray:
+def clicks_in(column: SampledColumn, label: LabelGuess) -> np.ndarray:
     """Returns, for each of n rows, whether it is a click."""
     if label.positive_at_least is not None:
         values = column.values.combine_chunks()

@@ -407,13 +407,20 @@ def most_frequent(column: SampledColumn) -> object:
     return float(best) if column.type in ("float", "decimal") else best
 
 
-def share_of_repeats(user: SampledColumn, item: SampledColumn, time: SampledColumn) -> float:
+def share_of_repeats(
+    user: SampledColumn, item: SampledColumn, time: SampledColumn, is_choice: np.ndarray | None = None
+) -> float:
     """Returns how often users choose an item again on a later day.
 
     This is the share of rows with an item that the user chose on an earlier day, among the rows after each
     user's first day. It is 0 if the sample has only a few such rows.
+
+    Args:
+        user, item, time: the columns of n rows.
+        is_choice: (n,) bool, whether the user chose the item; None if every row is a choice.
     """
-    rows = pa.table({"user": user.values, "item": item.values, "day": days_of(time)}).drop_null()
+    rows = pa.table({"user": user.values, "item": item.values, "day": days_of(time)})
+    rows = (rows if is_choice is None else rows.filter(pa.array(is_choice))).drop_null()
     users, items = (
         rows.column(name).combine_chunks().dictionary_encode().indices.to_numpy() for name in ("user", "item")
     )

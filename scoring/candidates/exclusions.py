@@ -28,10 +28,10 @@ from scoring.feature_rows import read_split
 from scoring.requests import EXCLUDED, ITEM_INDEX
 from spark.rows import Rows, persist, query, records, select, with_nulls
 from storage.dataset import Dataset
-from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
+from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, WEIGHT
 from storage.run_context import RunContext
 
-CLICKED, OBSERVED = "clicked", "observed"
+CLICKED, OBSERVED, WITH_EVENT = "clicked", "observed", "exclude_events"
 _VALUE, _NEEDED = "_value", "_needed"
 _INDICES = pa.list_(pa.int32())
 _USERS_AT_ONCE = 1 << 16
@@ -83,7 +83,7 @@ def known_items(
 ) -> tuple[Rows | None, str]:
     """Returns the items that must not be recommended to a user again, and the name of the filter for them.
 
-    The settings `repeats` and `candidates.exclude_clicked` determine these items.
+    The settings `repeats`, `exclude_events` and `exclude_clicked` of `candidates` determine these items.
 
     Args:
         context: the run's configuration, lake, run date and Spark session.
@@ -101,15 +101,28 @@ def known_items(
     splits = context.config.candidates.exclude_clicked if splits is None else splits
     if not splits or repeats == "all":
         return None, CLICKED
-    rows = read_split(context, dataset, splits, [*CLICK_COLUMNS, ROW_ID])
+    with_event = repeats == "without_event"
+    rows = read_split(context, dataset, splits, [*CLICK_COLUMNS, ROW_ID, *([WEIGHT] if with_event else [])])
     if repeats == "unclicked":
         return clicked_items(rows, items, users), CLICKED
     if repeats == "none":
-        # Users did not see the items of rows that the section `negatives` added.
-        negatives = context.config.negatives
-        condition = "true" if negatives is None else f"NOT ({drawn_rows(negatives)})"
-        return observed_items(rows, items, users, condition), OBSERVED
+        return observed_items(rows, items, users, _rows_of_log(context)), OBSERVED
+    if repeats == "without_event":
+        weights = context.config.log.label.event_weights
+        events = context.config.candidates.exclude_events or ()
+        of_events = " OR ".join(f"{WEIGHT} = CAST({float(weights[event])!r} AS FLOAT)" for event in events)
+        condition = f"({of_events}) AND {_rows_of_log(context)}"
+        return observed_items(rows, items, users, condition), WITH_EVENT
     assert_never(repeats)
+
+
+def _rows_of_log(context: RunContext) -> str:
+    """Returns an SQL condition for rows of the log.
+
+    Users did not see the items of rows that the section `negatives` added.
+    """
+    negatives = context.config.negatives
+    return "true" if negatives is None else f"NOT ({drawn_rows(negatives)})"
 
 
 def exclude(

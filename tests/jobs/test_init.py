@@ -308,7 +308,7 @@ def test_users_who_choose_items_again_may_get_them_in_lists(shop: Path) -> None:
     silent = Questions(ask=False)
     assert "repeats" not in new_config(Wishes("events_*.csv"), silent).sections["candidates"]
     [question] = silent.open
-    assert "the user chose the item on an earlier day, too. May lists contain items" in question
+    assert "the user chose the item on an earlier day, too. May lists contain such items?" in question
     assert question.endswith("other possible answers: yes: candidates.repeats: all")
     asked = Questions(ask=True, _input=io.StringIO("2\n"), _output=io.StringIO())
     config = new_config(Wishes("events_*.csv"), asked)
@@ -320,6 +320,22 @@ def test_users_who_choose_items_again_may_get_them_in_lists(shop: Path) -> None:
         rows.assign(item=rows["item"] + f"-{number}").to_csv(f"events_{day}.csv", index=False)
     new_config(Wishes("events_*.csv"), silent)
     assert len(silent.open) == 1
+
+
+@pytest.mark.parametrize(
+    "answer, chosen",
+    [("1", {}), ("2", {"repeats": "all"}), ("3", {"exclude_events": ["purchase"]})],
+)
+def test_only_bought_items_can_be_left_out_of_lists(shop: Path, answer: str, chosen: dict[str, Any]) -> None:
+    for number, day in enumerate(DAYS):  # users view their items every day, but buy others every day
+        rows = pd.read_csv(f"events_{day}.csv")
+        bought = rows["event"] == "purchase"
+        rows["item"] = rows["item"].where(~bought, rows["item"] + f"-{number}")
+        rows.to_csv(f"events_{day}.csv", index=False)
+    asked = Questions(ask=True, _input=io.StringIO(f"{answer}\n" * 9), _output=io.StringIO())
+    candidates = new_config(Wishes("events_*.csv"), asked).sections["candidates"]
+    assert {key: candidates[key] for key in ("repeats", "exclude_events") if key in candidates} == chosen
+    assert "May lists contain such items?" in asked._output.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("form", ["text", "date", "int", "stored"])
@@ -339,6 +355,11 @@ def test_the_share_of_repeats_is_that_of_pandas(tmp_path: Path, form: str) -> No
     table = open_new_table(str(tmp_path / ("log.parquet" if form == "stored" else "log.csv")))
     user, item, time = (table.column(name).sampled for name in ("user", "item", "at"))
     assert share_of_repeats(user, item, time) == pytest.approx(repeated[later].mean(), abs=1e-12)
+    chosen = rng.random(len(rows)) < 0.6
+    choices, day = rows[chosen], day[chosen]
+    later = day > day.groupby(choices["user"]).transform("min")
+    repeated = day > day.groupby([choices["user"], choices["item"]]).transform("min")
+    assert share_of_repeats(user, item, time, chosen) == pytest.approx(repeated[later].mean(), abs=1e-12)
 
 
 def test_a_missing_item_is_named_with_the_user_that_was_found(shop: Path) -> None:
