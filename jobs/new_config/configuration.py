@@ -93,8 +93,9 @@ _FEW_ANONYMOUS = 0.005
 # If more than `_FEW_REJECTED` of the rows have no item, time or label, `quality.max_bad_share` becomes
 # `_ROOM` times the share of these rows.
 _FEW_REJECTED, _ROOM = 0.02, 1.5
-# If users choose the same items again in at least this share of their later rows, lists may contain them.
-_REPEATS = 0.1
+# If users choose the same items again in at least this share of their later rows, `init` asks whether lists
+# may contain such items. In a log with events, many users view an item again before they buy it.
+_REPEATS, _REPEATED_EVENTS = 0.1, 0.3
 
 
 # Maps the section of a table of attributes (`users` or `items`) to the table and its key column.
@@ -704,7 +705,7 @@ def _repeats(log: NewLog, questions: Questions) -> dict[str, Any]:
     label = log.label
     clicks = None if label.column is None else clicks_in(label.column, label)
     share = share_of_repeats(log.user.sampled, log.item.sampled, log.time.sampled, clicks)
-    if share < _REPEATS:
+    if share < (_REPEATED_EVENTS if label.weights else _REPEATS):
         return {}
     never, again = "no: only items that are new to the user", "yes: candidates.repeats: all"
     answers: dict[str, dict[str, Any]] = {never: {}, again: {"repeats": "all"}}

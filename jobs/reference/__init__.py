@@ -295,7 +295,7 @@ default and its meaning. One YAML file configures all jobs of one log. An unknow
 * `model` is a section or the path of a model file, such as those in `conf/models`. [Models](models.md) lists
   the settings of each architecture.
 * `--set train.epochs=2` on the command line of a job changes one key after the file is read.
-* [Operators](operators/README.md) describes the entries of `features.ops` and of `prepare`.
+* [Operators](operators/README.md) describes the entries of `prepare`, and those of `ops` in `features`.
 * [Examples](examples.md) has an example of every source, filter, sink and operator, and of every setting that
   has only certain values.
 

@@ -319,7 +319,7 @@ def test_texts_of_rejected_lines_are_limited(tmp_path: Path, monkeypatch: pytest
             "integer:n: .*null",
         ),
         (1, 1000, "the first with the reason field_count: .*line 2 has 6 fields", "field_count: "),
-        (1, 1, r"'integer:n': 300\}$", "^correct the raw log"),
+        (1, 1, r"integer:n 300$", "^correct the raw log"),
     ],
 )
 def test_the_error_shows_a_stored_line(

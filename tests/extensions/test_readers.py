@@ -122,7 +122,7 @@ def test_one_file_adds_a_format_to_the_checkout(add_to_checkout: AddToCheckout, 
     section = {"path": str(path), "format": "feather", "columns": COLUMNS}
     rows = read_attribute_table(config, ItemsTable.model_validate(section), "what", "items", DAYS[0])
     assert rows.to_pydict() == {"what": ["a", "b"], "price": [1.5, None]}
-    with pytest.raises(ValueError, match=r"null_values are texts .* but the format is feather"):
+    with pytest.raises(ValueError, match=r"null_values are strings .* but the format is feather"):
         ItemsTable.model_validate({**section, "null_values": ["NULL"]})
     after = jsonschema.Draft7Validator(config_schema())
     values = {**SMALL, "log": {**SMALL["log"], "format": "feather"}}

@@ -193,7 +193,7 @@ def test_parameters_and_copies(fitted: nightrank.ClickClassifier, tmp_path: Path
             lambda: nightrank.ClickClassifier(**SMALL).fit(
                 ROWS, CLICKS, validation=(OTHERS, OTHER_CLICKS + 1)
             ),
-            r"the labels of `fit` are \[0, 1\]",
+            r"the labels passed to `fit` are \[0, 1\]",
         ),
     ],
 )

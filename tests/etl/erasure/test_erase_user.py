@@ -529,7 +529,7 @@ def test_two_erasures_at_once_keep_the_users_of_both(
     require_listed(lake, ["stranger", "another stranger", "an earlier one"])
     with pytest.raises(InfrastructureError, match="another erasure has written"):
         add_erased(lake, ErasedList("another salt"), ["stranger"], RUN_DATE)
-    with pytest.raises(InfrastructureError, match="without these users"):
+    with pytest.raises(InfrastructureError, match="lacks these users"):
         require_listed(lake, ["stranger", "a third one"])
 
 

@@ -215,7 +215,7 @@ CSV_FAULTS: dict[str, tuple[str, str, str, list[str]]] = {
     "other date": ("users.csv", "2025-03-17", "17.03.2025", ["signup", "'17.03.2025'", '"%d.%m.%Y"']),
     "no date": ("users.csv", "2025-03-17", "2025-02-31", ["signup", "'2025-02-31'", "correct the file"]),
     "time": ("users.csv", "2025-03-17", "2025-03-17 00:00:00", ["signup", "give signup the type timestamp"]),
-    "two rows": ("users.csv", "u3,", "u2,", ["{'user': 'u2'}", "line 2", "line 3", "exactly one row"]),
+    "two rows": ("users.csv", "u3,", "u2,", ["user='u2'", "line 2", "line 3", "exactly one row"]),
     "comma": ("items.csv", ",7.5,", ',"7,5",', ["list_price", "'7,5'", "decimal point"]),
     "line break": ("items.csv", "cheap;", "cheap\n;", ["line 2", "double quotes", "line breaks"]),
     "new name": (f"csv/clicks_{DAYS[2]}.csv", "device", "device_type", ["['device']", "optional: true"]),

@@ -170,7 +170,7 @@ def test_the_job_publishes_its_days_and_reports_them(
         result = generate_clicks(
             RunContext("generate_clicks", config, "2026-01-31", open_session=lambda _: spark)
         )
-    assert "6 of 6 files" in caplog.messages
+    assert "6 of 6 files are written" in caplog.messages
     assert result.rows_out == 8000
     assert result.output == LakePaths(config.lake).raw.path
     assert result.facts["best_auc"] == {

@@ -371,7 +371,7 @@ def test_repeats_say_which_rows_keep_an_item_from_a_user(
         ({"stock": pd.DataFrame({"item": ["i001", "i001"]})}, r"stock\.csv: 2 rows have 1 .*'i001'"),
         (
             {"users": pd.DataFrame({"user": ["u1", ""], "country": "at", "age": 1})},
-            r"users\.csv.*user': None",
+            r"users\.csv.*user=None",
         ),
     ],
 )

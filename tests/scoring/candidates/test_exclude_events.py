@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError
 from conf.load import load_config
 from jobs import build_candidates, build_features
+from storage.dataset import read_dataset
 from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl.lakes.lakes import read_rows
@@ -58,7 +59,6 @@ def write_log(folder: Path, **candidates: Any) -> Path:
         "features": [{"columns": ["user", "item"], "kind": "categorical", "ops": ["categorify"]}],
         "scopes": {"user": ["user"], "item": ["item"]},
         "split": {"by": "day", "train_days": 2, "validation_days": 1, "test_days": 1},
-        "quality": {"min_rows": 1},
         "model": {"architecture": "logistic_regression"},
         "candidates": {"exclude_events": ["purchase", "gift"], **candidates},
         "score": {"k": 3},
@@ -67,13 +67,16 @@ def write_log(folder: Path, **candidates: Any) -> Path:
     return folder / "events.yaml"
 
 
-def test_items_of_other_events_stay_candidates(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_process", [True, False])
+def test_items_of_other_events_stay_candidates(spark: SparkSession, tmp_path: Path, in_process: bool) -> None:
     config = load_config(str(write_log(tmp_path)))
     assert config.repeats == "without_event"
     for job in (build_features, build_candidates):
-        job.run(RunContext(job.__name__, config, DAYS[-1], open_session=lambda _: spark))
+        job.run(
+            RunContext(job.__name__, config, DAYS[-1], in_process=in_process, open_session=lambda _: spark)
+        )
     lake = LakePaths(config.lake)
-    [workflow] = [path.name.partition("=")[2] for path in (tmp_path / "lake/candidates").iterdir()]
+    workflow = read_dataset(lake, DAYS[-1]).workflow_version
     keys = read_rows(lake.candidate_items(workflow).partition(DAYS[-1])).item_key
     users = read_rows(lake.candidates(workflow).partition(DAYS[-1])).set_index("user_key").excluded
     log = pd.concat([pd.read_csv(tmp_path / f"log_{day}.csv") for day in DAYS])
