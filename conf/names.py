@@ -190,7 +190,7 @@ def reject_repeated(where: str, names: list[str]) -> None:
 def equal_without_case(names: Iterable[str]) -> list[str]:
     """Returns the first two distinct names that differ only in upper and lower case; empty if there are none.
 
-    SQL compares names of columns without case.
+    Column names in SQL are case-insensitive.
     """
     seen: dict[str, str] = {}
     for name in names:

@@ -381,8 +381,9 @@ class RawTable(Strict):
                 and format_settings(self.format).is_positional
             ):
                 raise ValueError(
-                    f"column {column.name!r}: the `separator` of its elements contains the separator of "
-                    "the fields of a line: write another `separator` for the elements"
+                    f"column {column.name!r}: the `separator` of its elements, {column.element_separator!r}, "
+                    f"contains the separator of the fields, {self.field_separator!r}; choose another "
+                    "`separator` for the elements"
                 )
         return self
 
@@ -448,8 +449,8 @@ class RawTable(Strict):
     ) -> None:
         """Raises ValueError if one of the columns has a type that is not in `types`.
 
-        `where` is the key that names the columns. `otherwise` is the remedy for values that do not have such
-        a type. `section` is the section of the table, for the message.
+        `where` is the key that names the columns. `otherwise` is appended to the message: further advice,
+        such as how to declare a time. `section` is the section of the table, for the message.
         """
         for column in self.columns:
             if column.name in names and column.type not in types:
@@ -509,7 +510,8 @@ class TableOfRoles(RawTable):
         """Returns a copy that declares all columns to read, and maps their names to their names in the copy.
 
         Args:
-            defaults: maps each column to read to the type that it gets if it is not declared.
+            defaults: maps the name of a column to its default type, which is used if `columns` does not
+                declare the column. It contains all columns that the caller reads.
         """
         declared = {column.name: column for column in self.columns}
         columns = list(self.columns) if format_settings(self.format).is_positional else []

@@ -117,9 +117,7 @@ def loss_field() -> Any:
     )
 
 
-# The typed configuration of models and of their training: architecture, embedding tables, loop.
-
-# The typed configuration of a model: its architecture and the settings that all architectures share.
+# The classes below are the typed configuration of models and of their training.
 
 EmbeddingStorage = Literal["fp32", "bf16", "fp16"]
 
@@ -174,9 +172,6 @@ class ModelConfig(Strict):
         return dict(self.model_extra or {})
 
 
-# The typed configuration of the training and placement of embedding tables.
-
-
 class Embeddings(Strict):
     """Settings of the training of embedding tables, and of the placement of their rows on ranks.
 
@@ -219,7 +214,7 @@ class Embeddings(Strict):
     )
 
 
-# The typed configuration of lost ranks, early stopping, reading and retraining.
+# Most of the classes below are sections of `train`, such as `elastic` and `retrain`.
 
 
 class Elastic(Strict):
@@ -379,8 +374,6 @@ class Retrain(Strict):
             )
         return self
 
-
-# The typed configuration of the training of models.
 
 Kernels = Literal["auto", "triton", "torch"]
 UnknownShare = Annotated[float, Field(ge=0, lt=1)]

@@ -300,7 +300,10 @@ def _ids(named: list[str], file: Path | None) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line: the options of every job, and the users."""
+    """Returns the command-line parser. It has the options that all jobs share, and those of erase_user.
+
+    The options of erase_user name the users, preview an erasure, or list the records of earlier erasures.
+    """
     parser = job_parser("erase_user", DESCRIPTION)
     parser.add_argument(
         "--user",

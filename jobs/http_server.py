@@ -61,8 +61,8 @@ class HttpLimits:
         connections: maximum number of open connections. A further connection replaces the connection that has
             waited longest without a request. The default is below the usual limit of open files, 1,024,
             because TLS handshakes also need files.
-        buffered_bytes: maximum bytes of all bodies that are read at the same time; a single body may be
-            larger.
+        buffered_bytes: maximum total bytes of the bodies that are being read. The server refuses a
+            request whose body would exceed this total. If `body_bytes` is larger, it is the maximum instead.
     """
 
     body_bytes: int = 8 * 1024**2

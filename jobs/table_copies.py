@@ -16,8 +16,8 @@ def copy_tables_of_run(context: RunContext, plan: FeaturePlan, days: Sequence[st
     """Copies the changed rows of those raw tables that are in Spark's catalogue. There may be none.
 
     Args:
-        context: the context of the run. Its Spark session is built if the configuration has a table of
-            Spark's catalogue.
+        context: provides the run date, the lineage recorder, and the Spark session, which is built only if
+            the configuration has a table of Spark's catalogue.
         plan: the feature plan of the configuration, which names its raw tables.
         days: the days of the tables that are read by day; None for all days that a run of `build_features`
             reads.

@@ -95,7 +95,7 @@ def apply(source: Path, changes: list[Change]) -> None:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if (count := text.count(change.old)) != 1:
             raise SetupError(
-                f"a patch in setup/horovod does not fit {change.file} of this version of Horovod: "
+                f"a patch in setup/horovod cannot be applied to {change.file} of this version of Horovod: "
                 f"{change.old.strip()!r} occurs in this file {count} times instead of once; correct the patch"
             )
         path.write_text(text.replace(change.old, change.new), encoding="utf-8")

@@ -96,5 +96,5 @@ def _unpack_debian_headers(target: Path) -> None:
             package.unlink()
     except SetupError as error:
         raise SetupError(
-            f"{advice}\n(downloading the headers without installing them failed too: {error})"
+            f"{advice}\n(setup tried to download the headers without installing them, but failed: {error})"
         ) from error

@@ -271,8 +271,9 @@ class ZoneOfDays:
 def zone_of_days(column: SampledColumn, sample: TableSample) -> ZoneOfDays | None:
     """Returns the time zones by whose days the log may be divided into files; None for UTC, or if unknown.
 
-    Only a sample of the rows is compared. If times are strings with offsets from UTC, zones with these
-    offsets come first.
+    For at most `_ROWS_OF_ZONES` rows, the function compares the day of the row's time in each zone with the
+    day in the name of the row's file. If times are strings with offsets from UTC, zones with these offsets
+    come first.
     """
     of_files = _days_of_files(sample)
     if of_files is None or column.type == "date" or has_local_times(column):

@@ -134,7 +134,8 @@ _IMAGE_NAMES = (
     *("photo_url", "thumbnail", "thumbnail_url", "cover", "cover_url", "poster", "poster_url"),
 )
 _MOST_EVENTS = 30
-# A column may contain unknown events if it has 2 to 12 distinct strings, and 5 or more rows per string.
+# `possible_events` also finds events whose names are not in _EVENT_WEIGHTS. It considers only columns with 2
+# to 12 distinct strings, and with at least 5 rows per string on average.
 _FEWEST_EVENTS, _MOST_UNKNOWN_EVENTS, _ROWS_OF_AN_EVENT = 2, 12, 5
 # If the points of two columns differ by at most this number, both columns are candidates for a role.
 _DOUBT = 3
@@ -504,7 +505,8 @@ def _numbers_in(column: SampledColumn, *, is_rating: bool) -> LabelGuess | None:
     if _is_binary(column):
         return LabelGuess(column, has_shown=True, why=f"{column.source} has only 0 and 1")
     if column.type == "bool":
-        # If only clicks have a value, `init` asks what rows without a value mean.
+        # A boolean column with one value and nulls is not chosen here. Later, `init` may ask the user whether
+        # the rows with the value are clicks.
         is_flag = column.distinct == 2 or not column.nulls
         return (
             LabelGuess(column, has_shown=True, why=f"{column.source} is true or false") if is_flag else None
@@ -747,8 +749,9 @@ def is_id_name(source: str) -> bool:
 def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[SampledColumn]:
     """Returns the columns whose names contain one of the words, the best column first.
 
-    An id such as `product_id` is preferred to `product_name`. A column with few values is a key only if its
-    name is a sure sign. Columns of e-mail addresses are users.
+    An id such as `product_id` is preferred to `product_name`. A column with fewer than `_FEWEST_KEYS`
+    distinct values is returned only if its name contains a word with at least `_SURE` points. In the search
+    for users, a column of e-mail addresses has at least `_ADDRESS_POINTS` points, even if it has few values.
     """
 
     def points(column: SampledColumn) -> float:

@@ -39,8 +39,7 @@ class Groupby(RowChanger):
     The label of the new row is 1 if the label of one of the combined rows is 1. The new row has the smallest
     row_id, the latest event_time and the largest weight (`log.label.weights`) of the combined rows. The
     columns of the section `keys` must be in `by`. A null in a column of `by` is treated like any other value.
-    If one partition is divided into splits (`split.by` is not `day`), rows of different splits are never
-    combined.
+    If `split.by` is `fraction` or `leave_last_out`, rows of different splits are never combined.
 
     The table shows the new row for `by: [u]` and the rows (u=k, x=1, y=a, label=0) and (u=k, x=3, y=b,
     label=1):

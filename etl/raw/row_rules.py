@@ -407,12 +407,15 @@ def count_misdated(times: NDArray[np.int64], bounds: tuple[int, int]) -> Misdate
 
 
 def describe(event_time: EventTime, time: int, log: RawTable) -> str:
-    """Describes a time in a message: its raw value and, for integers, the UTC day that it stands for.
+    """Returns the text that describes a time in error messages.
+
+    If the column has integers, the text contains the raw value and the UTC day that it stands for. Otherwise,
+    it contains the time in UTC.
 
     Args:
         event_time: column and unit of the time.
         time: µs since 1970-01-01 UTC.
-        log: the table with the column. A time that is not an integer is shown in UTC.
+        log: the table with the column.
     """
     if log.type_of(event_time.column) != "int":
         return f"{event_time.column}={np.datetime_as_string(np.datetime64(time, 'us'))}Z"

@@ -319,7 +319,8 @@ def _read(
             parquet = pq.ParquetFile(
                 source,
                 metadata=footer,
-                # `read_dictionary` has an effect only on columns of texts.
+                # pyarrow ignores `read_dictionary` for columns that do not contain strings, so these columns
+                # need not be left out.
                 read_dictionary=_with_dictionaries(footer, groups, names),
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",

@@ -51,7 +51,7 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
     Args:
         counts: a frame with the columns column, value, id, count, last_seen. The id is null for values
             without an id.
-        rules: maps each column to its rule.
+        rules: maps each column to the rule that decides which of its values get an id.
     """
     marked = counts.withColumn(
         "is_new",
@@ -103,7 +103,7 @@ def assign_ids_of_column(entries: pa.Table, rule: IdRule) -> pa.Table:
     Args:
         entries: a table with the columns value, id, count, last_seen. The id is null for values without an
             id.
-        rule: the rule of the column.
+        rule: decides which values get an id, and which id is the lowest.
     """
     ids = entries["id"].combine_chunks()
     counts = entries["count"].to_numpy()

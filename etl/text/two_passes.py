@@ -69,7 +69,7 @@ from storage.publish import Rules, new_attempt
 
 log = logging.getLogger("nightrank.etl")
 
-# Version of the files of value counts. Days whose files have a different version are scanned again.
+# Version of the file format of value counts. Days whose files have a different version are scanned again.
 _COUNTS_FORMAT = 2
 
 

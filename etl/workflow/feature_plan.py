@@ -331,10 +331,11 @@ def _require_no_changed_label(secret: set[str], chains: Chains) -> None:
 def _require_times(
     config: Config, changers: Sequence[RowChanger], columns: Mapping[str, Type], chains: Chains
 ) -> None:
-    """Raises ConfigError if a feature reads a raw column `event_time` that has other values than the time.
+    """Raises ConfigError if a feature reads a raw column `event_time` that differs from the internal column.
 
-    The event time in µs replaces a raw column of this name; only filters read the raw column. `columns` maps
-    the columns before the operators of `prepare` to their types.
+    The internal column `event_time` has times in µs. It replaces a raw column of this name; only filters read
+    the raw column. The two columns do not differ if the raw column has timestamps, or integers in µs.
+    `columns` maps the columns before the operators of `prepare` to their types.
     """
     event_time = config.log.event_time
     if event_time is None or event_time.column != EVENT_TIME:

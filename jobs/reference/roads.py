@@ -33,7 +33,9 @@ ways:
 
 Rows need a preparation in three cases:
 
-* They get histories, negatives, positions, last values, or attributes from the tables of users and items.
+* The configuration has a section `history`, `negatives`, `last_values`, `users` or `items`, or the key
+  `serving.impressions.row_column`. Each of them adds columns or rows to the log
+  ([configuration.md](configuration.md)).
 * An operator of `prepare` adds columns or combines rows. Filters of `prepare` need no preparation.
 * The split needs the times of the rows, or all rows of a user. Splits by position or by day do not.
 

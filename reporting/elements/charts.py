@@ -28,7 +28,7 @@ def frame(x: Axis, y: Axis, marks: Iterable[Html], title: str, description: str)
     """Returns a complete chart as an SVG element.
 
     Args:
-        x, y: the axes.
+        x, y: the horizontal and the vertical axis. The function draws their ticks and labels.
         marks: SVG elements such as lines and bars, in the chart coordinates that x_of and y_of return.
         title, description: what screen readers read instead of the picture.
     """

@@ -100,7 +100,7 @@ class Pointer:
 
         Args:
             text: the value.
-            where: the address of the store, for error messages.
+            where: the address of the store and the key of the pointer, for error messages.
 
         Raises:
             DataError: a newer release wrote the text, or the text is not a pointer.

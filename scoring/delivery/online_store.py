@@ -83,7 +83,7 @@ class OnlineStore:
     connections: int
 
     def current(self, client: Redis) -> Pointer | None:
-        """Returns the pointer; None if nothing was delivered yet."""
+        """Returns the pointer; None if nothing has been delivered yet."""
         text = client.get(pointer_name(self.prefix))
         where = f"{self.address.url} {pointer_name(self.prefix)}"
         return None if text is None else Pointer.from_text(text, where)

@@ -40,7 +40,8 @@ def read_secret(sink: str, which: str, secret: Secret) -> str:
         if not value:
             raise ConfigError(
                 f"{where} must be in the environment variable {secret.env}, which is not set",
-                f"export {secret.env} in the environment of Spark's driver",
+                f"export {secret.env} in the environment of the process that runs the job (with Spark: the "
+                "driver)",
             )
         return value
     path = str(secret.file)

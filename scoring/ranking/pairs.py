@@ -112,7 +112,8 @@ class Lists:
         excluded: two tensors of shape (X,), which describe X excluded pairs. The first tensor has indices
             into `everyone`, the second tensor has item indices.
         chosen: (B,) indices into `everyone`: the users who have a list of nearly all items.
-        wanted: (B, N) bool, whether an item is in the list of a user in `chosen`.
+        wanted: (B, N) bool, whether an item is in the list of a user in `chosen`. N is the number of all
+            items.
         listed: (L,) indices of the users who are scored against a list of items.
         lengths: (L,) number of items in the list of each user in `listed`.
         items: (Σ lengths,) item indices of these lists, one list after the other.

@@ -65,7 +65,7 @@ def test_a_patch_changes_files_and_adds_them(folder: Path) -> None:
 def test_other_sources_are_refused(folder: Path, source: str | None, message: str) -> None:
     path = folder / "src/greet.py"
     path.unlink() if source is None else path.write_text(source)
-    with pytest.raises(SetupError, match=rf"does not fit src/greet.py of this version.*{message}"):
+    with pytest.raises(SetupError, match=rf"cannot be applied to src/greet.py of this version.*{message}"):
         horovod_patches.apply(folder, horovod_patches.read_changes(folder))
 
 

@@ -117,7 +117,7 @@ def test_warm_stops_where_it_cannot_and_says_why(lake: LakePaths) -> None:
     assert parent.version == "v08"
     with pytest.raises(
         DataError,
-        match=r"is warm, and .* cannot start from champion v08: the champion was trained on ids of workflow",
+        match=r"is warm, but .* cannot start from champion v08: the champion was trained on ids of workflow",
     ) as refused:
         find_parent(config, lake, dataset_of(9, "w2"))
     assert refused.value.remedy.startswith("run build_features with workflow.mode=retrain, or")

@@ -234,7 +234,7 @@ class Batch:
             or the expected sum of their weights if rows have weights. In other batches whose rows have
             weights, `Trainer` replaces this value by the sum of the weights, a scalar tensor.
         ready: a stream must wait for this CUDA event before it reads the tensors. If it is None, the tensors
-            can be read at once.
+            can be read without waiting.
         row_keys: (L, 7) int32, the columns of row_keys.py; None if the loader does not read them.
         epoch: number of the epoch, from 0.
         group: G.

@@ -69,8 +69,10 @@ def update_rows(
         seed, step: the seed, and the step of the training run. Together with row and column, they determine
             the random bits of the rounding.
         tail: the rows of the table that are not in `weight`, and their accumulators; None if there are none.
-        order_by: (N,) int64, a number for each lookup's row. Rows are summed in the order of these numbers,
-            so they must differ between rows, and be in the range of `rows`. None means the index of the row.
+        order_by: (N,) int64, the number by which each lookup is sorted before the gradients of each row are
+            summed; the order affects the rounding of these sums. Lookups of the same row must have the same
+            number, and lookups of different rows must have different numbers. All numbers must be below the
+            number of rows of the table. None means that lookups are sorted by `rows`.
     """
     lookups, dim = len(rows), weight.shape[1]
     if not lookups:

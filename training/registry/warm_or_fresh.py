@@ -70,7 +70,7 @@ def find_parent(
         helps = config.log.by_day and not _has_workflow_of(description, dataset)
         again = "run build_features with workflow.mode=retrain, or " if helps else ""
         raise DataError(
-            f"train.retrain.start is warm, and a training run on the dataset of {dataset.run_date} cannot "
+            f"train.retrain.start is warm, but a training run on the dataset of {dataset.run_date} cannot "
             f"start from champion {champion}: {reason}",
             f"{again}set train.retrain.start=auto",
         )
