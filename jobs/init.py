@@ -192,12 +192,23 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     print(
         f"\n{out} is written. Next:\n\n    nightrank check --config {out} --run-date {config.run_date}\n"
-        f"    nightrank run --config {out} --run-date {config.run_date} --retrain{lists}",
+        f"    nightrank run --config {out} --run-date {config.run_date} --retrain{lists}"
+        f"{_when_measured(config)}",
         file=sys.stderr,
     )
     summary = {"job": "init", "output": str(out), "run_date": config.run_date, "questions": questions.open}
     print(json.dumps(summary))
     return EXIT_OK
+
+
+def _when_measured(config: NewConfig) -> str:
+    """Returns a sentence about the first measures of lists; empty if the log is not read by day."""
+    if not config.has_lists or config.sections["split"]["by"] != "day":
+        return ""
+    return (
+        f"\n\nThe lists of {config.run_date} are measured by the next run, with the clicks of the day after. "
+        "To see measures at once, run an earlier date first, and then the date after it."
+    )
 
 
 def _report(config: NewConfig, open_questions: list[str]) -> str:
