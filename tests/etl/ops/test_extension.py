@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from etl.workflow.fitted_workflow import FittedWorkflow, load_local
 from storage.paths import LakePaths
 from tests.etl.ops.case import assert_same
 from tests.etl.ops.on_blocks import features_of_blocks, fit_blocks, table_of
+from tests.etl.ops.on_frames import learned
 from tests.etl.ops.rows import (
     DAYS,
     TEST_DAY,
@@ -192,6 +194,28 @@ def test_numbers_of_the_parent_encode_its_rows_as_before(road: Road, fitted: tup
     assert dense == ["I1", "X", "C1_I1_mean", "K_te", "I2_kept"]
     before, after = road.features(first, OLD), road.features(extended, OLD)
     assert_same({name: after[name] for name in dense}, {name: before[name] for name in dense})
+
+
+@pytest.mark.spark
+def test_extensions_of_frames_and_of_blocks_learn_the_same(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two operators have tables by keys, and each table has the statistics of its own operator's columns."""
+    states, tables = [], []
+    for road in (Blocks(), Frames(spark)):
+        config = make_config(tmp_path_factory.mktemp("learned"), GROUPS)
+        extended = road.fit(config, [*OLD, *NEW], road.fit(config, OLD))
+        states.append([json.loads(learned(chain)) for chain in extended.chains])
+        steps = [step["state"] for chain in states[-1] for step in chain["steps"]]
+        keyed = {step["table"] for step in steps if "table" in step}
+        assert len(keyed) == 2
+        tables.append({name: rows_of(LakePaths(config.lake), extended.version, name) for name in keyed})
+    assert states[0] == states[1]
+    assert tables[0] == tables[1]
+
+
+def rows_of(lake: LakePaths, version: str, name: str) -> list[str]:
+    return sorted(repr(row) for row in table_of(lake, version, name).to_pylist())
 
 
 def test_an_extension_by_counted_days_is_the_parent(road: Road, fitted: tuple) -> None:
