@@ -60,6 +60,6 @@ def doctor_arguments(call: Call, settings: Settings, master: str) -> list[str]:
 
 
 def beside(program: str, name: str) -> str:
-    """Returns the path of the program `name` in the folder of `program`; `name` if there is no folder."""
+    """Returns the path of the program `name` in the folder of `program`; `name` if that has no folder."""
     path = PurePosixPath(program)
     return name if path.name == program else str(path.with_name(name))

@@ -40,7 +40,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The values of the keys of the Airflow Variable of a dataset.
+    """The settings that the Airflow Variable of a dataset contains.
 
     Attributes:
         home: the folder with `jobs/` and `conf/`. Jobs run in this folder, so paths may be relative to it.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def open_library(library: Path, version_function: str, version: int) -> ctypes.CDLL | None:
-    """Returns a compiled library; None if it is missing, or if its interface does not have this version.
+    """Returns a compiled library; None if it is missing, or if its interface has another version.
 
     Args:
         library: path below the interpreter's prefix.

@@ -78,7 +78,8 @@ def plan_experiments(config: Config, experiments: Experiments, path: str) -> lis
         path: the experiments file. Paths of model files are relative to its folder.
 
     Raises:
-        ConfigError: there are too many training runs, a key must not vary, or a value is wrong for its key.
+        ConfigError: there are too many training runs, experiments must not change one of the keys, or a value
+            is wrong for its key.
     """
     seeds = experiments.repeat_seeds or [config.train.seed]
     named = len(experiments.runs or ()) or math.prod(map(len, (experiments.grid or {}).values()))
@@ -99,15 +100,15 @@ def plan_space(config: Config, experiments: Experiments, path: str) -> dict[str,
 
     Each experiment changes only one key, to one of its choices or to an end of its range. For a range of
     real numbers, a value between the ends is checked too. Without this value, a range of real numbers from
-    1.0 to 2.0 would be accepted for an integer setting, which accepts 1.0 but not 1.5. If whole models are
-    searched, other searched settings of the model are checked with the first of these models.
+    1.0 to 2.0 would be accepted for an integer setting, which accepts 1.0 but not 1.5. If the key `model`
+    is searched too, keys below `model` are checked with the first of the models that are its choices.
 
     Args:
         config, path: see `plan_experiments`.
         experiments: the content of a file with the key `search`.
 
     Raises:
-        ConfigError: a key must not vary, or a value is wrong for its key.
+        ConfigError: experiments must not change one of the keys, or a value is wrong for its key.
     """
     space = experiments.search.space if experiments.search else {}
     planned = {}
@@ -188,7 +189,7 @@ def space_values(search: Search, path: str) -> dict[str, dict[str, Any]]:
 
 
 def changed_config(config: Config, changes: Mapping[str, Any], seed: int, intro: str) -> Config:
-    """Returns the configuration with changed settings, a seed, and no baselines.
+    """Returns the configuration with changed settings and another seed, without `train.baselines`.
 
     Args:
         config: the configuration, which is not changed.
@@ -228,7 +229,7 @@ def _shown(value: Any) -> str:
 
 
 def _require_comparable(intro: str, key: str, value: Any) -> None:
-    """Raises ConfigError if experiments must not differ in this key."""
+    """Raises ConfigError if experiments must not change this key."""
     section = key.split(".")[0]
     if not all(key.split(".")) or key == "train":
         raise ConfigError(
@@ -322,7 +323,7 @@ class SearchedValues(Strict):
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether the values are integers, because both ends of the range are integers."""
+        """Returns whether the range has only integers, which is so if both of its ends are integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
@@ -498,7 +499,7 @@ HEAD = "# Written by compare_models; a later run may replace this file."
 
 
 def nightly_command(config: str, overrides: Sequence[str], run_date: str, changes: Mapping[str, Any]) -> str:
-    """Returns the command that runs the chain of a date with the settings of an experiment.
+    """Returns the command that runs all jobs of a run date with the settings of an experiment.
 
     Args:
         config: path of the configuration file, for the option --config.
@@ -519,7 +520,7 @@ def _written(key: str, value: Any) -> str:
 def configuration_files(
     path: str, config_path: str, overrides: Sequence[str], changes: Mapping[str, Any], config: Config
 ) -> dict[str, str]:
-    """Returns the contents of a new configuration file that is read as `config`, and of its model file.
+    """Returns the text of a new configuration file from which `config` is read, and of its model file.
 
     The new file extends `config_path`. It contains the keys that `overrides` and `changes` set, and inherits
     all others. If none of these keys belongs to `model`, there is no model file.
@@ -566,7 +567,7 @@ def configuration_files(
 
 
 def _gives(files: Mapping[str, str], path: str, config: Config, *, with_model: bool) -> bool:
-    """Returns whether the configuration file `path` with the given contents is read as `config`.
+    """Returns whether reading the configuration file `path`, with the given contents, gives `config`.
 
     Without `with_model`, the sections `model` are not compared, because the file inherits its model.
     """

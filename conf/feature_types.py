@@ -166,11 +166,11 @@ class LastValues(Strict):
     time is used. If several events have this time, or if the log has no event times, the last of them in the
     log is used. Nulls are skipped, so different columns may have their values from different events. If no
     event of the item on these days has a value, the value is null. If the log has event times, the value is
-    also null if this event is not earlier than the row. An event is not used if its time is after
-    the day of its file in `log.time_zone`. Features can use these columns like columns of the table of
-    items. Lists are scored with the table `items`, which has the last values up to the run date. If the lists
-    are compared with the test split (measure.against=test_split), these values come from no event of the test
-    split. The section needs `split.by=day`.
+    also null if this event is not earlier than the row. An event is not used if its time, in
+    `log.time_zone`, is on a later day than the day of its file. Features can use these columns like columns
+    of the table of items. Lists are scored with the table `items`, which has the last values up to the run
+    date. If the lists are compared with the test split (measure.against=test_split), these values come from
+    no event of the test split. The section needs `split.by=day`.
     """
 
     columns: Annotated[Names, Field(min_length=1)] = Field(
@@ -230,7 +230,8 @@ class Negatives(Strict):
     row's split and of earlier splits. For each drawn item, a row with label 0 is added. It has the user, the
     time and the split of the positive row, and the weight 1 if `log.label.weights` is set. If the user
     already has a row with the item in these splits, no row is added. If the log is divided by days
-    (split.by=day), only the rows of the same day are used.
+    (split.by=day), items are drawn only from rows of the same day, and only rows of this day are searched for
+    the user and the item.
     """
 
     per_positive: PositiveInt = Field(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
 
     class _Lazy:
-        """A proxy with the attributes of a module, or of an object of a module."""
+        """A proxy for a module or an object in it; imports the module when an attribute is first used."""
 
         def __init__(self, module: str, name: str | None = None) -> None:
             self._module = module
@@ -67,4 +67,4 @@ def allow_pandas() -> None:
     sys.meta_path.remove(_finder)
     import pyarrow as pa
 
-    pa.array([0]).to_pandas()  # pyarrow tries the import again only in this conversion
+    pa.array([0]).to_pandas()  # makes pyarrow repeat its import of pandas

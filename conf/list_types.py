@@ -239,7 +239,7 @@ class OutOfStock(RawTable):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out new settings with default values, to keep the digests of earlier releases unchanged."""
+        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
         new: dict[str, Any] = {"stock": None, "sold_out": [], "decimal_separator": POINT, "encoding": UTF8}
         return without_defaults(values_of(self), new, info)
 
@@ -334,7 +334,7 @@ class Candidates(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out new settings with default values, to keep the digests of earlier releases unchanged."""
+        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
         return without_defaults(values_of(self), {"exclude_events": None}, info)
 
     @property
@@ -351,7 +351,7 @@ class Candidates(Strict):
     def counts_days(self) -> dict[str, int]:
         """Returns the number of days of each window, by the key that sets it, such as `active_days`.
 
-        Only keys that are set are included. With these keys, each row must have a date.
+        Only keys that are set are included. If one of them is set, each row of the log must have a date.
         """
         limits = {f"sources.{source.name}.window_days": window_days(source) for source in self.sources}
         limits["active_days"] = self.active_days

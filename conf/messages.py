@@ -1,4 +1,4 @@
-"""Helpers for messages: they escape control characters, count nouns, and name the program of a job.
+"""Helpers for messages: they escape control characters, format counts, and name the program of a job.
 
 A terminal executes control characters. An id with control characters could clear the screen, change the text
 above, or set the title of the window. With bidirectional overrides, the id could show its characters in a
@@ -84,7 +84,7 @@ _VARIABLE = "NIGHTRANK_PROGRAM"
 def started_by(command: str) -> None:
     """Sets the name that a job shows in its usage and errors: the command of `nightrank` that starts it.
 
-    Call this before the job replaces this process.
+    The command calls this function before its process is replaced by the job (exec).
     """
     os.environ[_VARIABLE] = command
 

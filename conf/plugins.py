@@ -262,8 +262,8 @@ def description(described: Any) -> str:
 def digests_of(used: Iterable[Plugin | None]) -> dict[str, str]:
     """Returns the digests of those plug-ins of a configuration that come from packages.
 
-    Plug-ins of the checkout have no digest here. So if a package changes, only results
-    that use one of its plug-ins count as outdated.
+    Only plug-ins that the configuration uses have a digest here. So if a package changes, only results
+    that use one of its plug-ins count as outdated. Plug-ins of the checkout have no digest here.
 
     Raises:
         ConfigError: a module cannot be imported.
@@ -309,8 +309,8 @@ def _plugin(kind: Kind, point: EntryPoint) -> Plugin:
 def _code_digest(module: str) -> str:
     """Returns the digest of the source files beside an imported module.
 
-    A namespace package has no file, and may contain modules of other packages. So the search begins at the
-    outermost package that has a file.
+    A namespace package has no file, and may contain modules of other packages. So the digest covers
+    the outermost package that has a file, and everything in it.
     """
     parts = module.split(".")
     names = [".".join(parts[: length + 1]) for length in range(len(parts))]
@@ -352,7 +352,7 @@ def combined_digest(sources: Iterable[tuple[str, str]]) -> str:
     return sha256("\n".join(f"{name} {digest}" for name, digest in sorted(sources)).encode()).hexdigest()[:16]
 
 
-# The code below adds the names of the checkout's plug-ins to the JSON schema of a key with such a value.
+# If the value of a key is the name of a plug-in, the code below lists the checkout's names in its schema.
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def collect_often() -> None:
 
 
 def ignore_imported() -> None:
-    """Excludes the objects that exist now from later searches.
+    """Excludes the objects that exist now from later searches for garbage.
 
     Only the first call in a process has an effect. Call this after the imports of a process. Garbage among
     the excluded objects is never freed. Later calls have no effect, because they would also keep garbage that

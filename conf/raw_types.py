@@ -84,9 +84,9 @@ ElementSeparator = Annotated[str, AfterValidator(_element_separator)]
 
 
 def _null_values(values: Any) -> Any:
-    """Puts the empty string first, and removes repeated strings. Raises ValueError for other types of values.
+    """Puts the empty string before the strings of `null_values`, and removes repeated strings.
 
-    For example, YAML reads NULL and ~ without quotes as null.
+    Raises ValueError if a value is not a string. For example, YAML reads NULL and ~ without quotes as null.
     """
     if not isinstance(values, list | tuple):
         return values
@@ -142,7 +142,7 @@ def without_defaults(
 
 
 class FormatSettings(Strict):
-    """Base of the settings of a format of raw files. The docstring of a format describes it in the reference.
+    """Base of the settings of a format of raw files. The reference tables show the docstring of a format.
 
     Attributes:
         is_text: whether files have lines of text. Rows of other formats have no text; errors show them as
@@ -333,7 +333,7 @@ class RawTable(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out new settings with default values, so that digests of earlier releases stay the same."""
+        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
         return without_defaults(values_of(self), {"decimal_separator": POINT, "encoding": UTF8}, info)
 
     @model_validator(mode="before")
@@ -494,7 +494,7 @@ class TableOfRoles(RawTable):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out settings with default values, so that the digests of earlier releases do not change."""
+        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
         new = {
             "separator": None,
             "null_values": [""],
@@ -507,7 +507,9 @@ class TableOfRoles(RawTable):
         return without_defaults(values_of(self), new, info)
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
-        """Returns a copy that declares all columns to read, and maps their names to their names in the copy.
+        """Returns a copy that declares all columns to read, and maps each column to its name in the copy.
+
+        A column gets another name if `columns` does not declare it and its own name is not allowed there.
 
         Args:
             defaults: maps the name of a column to its default type, which is used if `columns` does not
@@ -615,7 +617,7 @@ class Label(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out new settings with default values, so that digests of earlier releases stay the same."""
+        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
         return without_defaults(values_of(self), {"rows_without_value": "quarantine"}, info)
 
     @model_validator(mode="after")
@@ -694,7 +696,7 @@ class EventTime(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out new settings with default values, so that digests of earlier releases stay the same."""
+        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
         return without_defaults(values_of(self), {"time_of_day": None}, info)
 
     @property
@@ -746,7 +748,7 @@ class Keys(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out new settings with default values, so that digests of earlier releases stay the same."""
+        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
         return without_defaults(values_of(self), {"rows_without_user": "quarantine"}, info)
 
     @model_validator(mode="after")

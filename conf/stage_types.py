@@ -444,7 +444,7 @@ class ServingExperiment(Strict):
 
     @property
     def salted_prefix(self) -> str:
-        """Returns the text that precedes a user's key in the hash. No salt can contain its last character."""
+        """Returns the text before a user's key in the hashed string. No salt contains its last character."""
         return f"{self.salt or self.name}:"
 
     def runs_on(self, run_date: str) -> bool:
@@ -452,7 +452,7 @@ class ServingExperiment(Strict):
         return self.start <= run_date <= (self.end or run_date)
 
     def first_date(self, run_date: str) -> str:
-        """Returns the first date that a run date's figures cover: `resume` if it is reached, else `start`."""
+        """Returns the first date in the figures of a run date: `start`, or `resume` once it is reached."""
         return self.resume if self.resume is not None and self.resume <= run_date else self.start
 
 

@@ -404,7 +404,7 @@ RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label"
 # the item. Features of the scope `user` or `item` cannot have these names, which Spark and DuckDB compare
 # without case.
 LIST_COLUMNS = {"user": ("candidates", "excluded", "sources", "source_scores"), "item": ("item_index",)}
-# These tables have this column only if `log.label.weights` is set.
+# Prepared rows and feature tables have this column only if `log.label.weights` is set.
 WEIGHT_COLUMN = "weight"
 
 
@@ -604,13 +604,13 @@ class Config(Strict):
 
     @property
     def days_before(self) -> int:
-        """Returns the number of days before the first day of the splits whose events a run reads."""
+        """Returns for how many days before the first day of the splits a run reads the events."""
         of_values = self.last_values.days if self.last_values else 0
         return max((self.history.days or 0) if self.history else 0, of_values)
 
     @property
     def uncounted_days(self) -> int:
-        """Returns the number of days from the last of `candidates.splits` to the run date (split.by=day)."""
+        """Returns how many days up to the run date are not in `candidates.splits` (split.by=day)."""
         if self.split.by != "day" or "test" in self.candidates.splits:
             return 0
         days = self.split.test_days
@@ -744,7 +744,7 @@ class Config(Strict):
             )
 
     def _check_excluding_events(self) -> None:
-        """Raises ValueError if the weight of a row does not say whether its event is excluded."""
+        """Raises ValueError if a row's weight does not show whether `exclude_events` has the row's event."""
         weights = self.log.label.event_weights if self.log.label.weights is not None else {}
         events = self.candidates.exclude_events or ()
         unknown = [event for event in events if event not in weights]
@@ -764,7 +764,7 @@ class Config(Strict):
             )
 
     def _check_windows(self) -> None:
-        """Raises ValueError if `candidates.splits` leaves out the splits of all days of a window."""
+        """Raises ValueError if no day of a window (a number of days) is in one of `candidates.splits`."""
         gap = self.uncounted_days
         empty = [f"{name}={days}" for name, days in self.candidates.counts_days.items() if days <= gap]
         if empty:

@@ -159,8 +159,8 @@ def look_up(
 
     Args:
         blocks: for each block, its C columns with their look-up tables. A table of a column with k distinct
-            values has k + 1 elements of 4 bytes; the last element is for null. The result contains the
-            elements with unchanged bits.
+            values has k + 1 elements of 4 bytes; the last element is for null. An element may
+            have any type of 4 bytes, because its bits are copied unchanged.
         groups: number of groups.
     """
     torch = _torch()

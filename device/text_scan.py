@@ -1,12 +1,13 @@
 """Converts lines of separated text to dictionary-encoded columns with torch operators, on any device.
 
-The rows, reasons, codes and the order of the dictionaries equal those of the compiled scanner
-(etl/native/scan.cpp). Each operation processes all lines or all values at once:
+The result equals that of the compiled scanner (etl/native/scan.cpp): it has the same rows, codes and reasons
+for rejected lines, and the same order of dictionaries. Each operation processes all lines or all values at
+once:
 
 1. The positions of all delimiters determine the lines, the rows and the fields.
-2. A field is a sequence of words of 8 bytes. A hash of its words is its key. Sorting the keys of many columns
-   at once brings equal values together. The sort is stable, so the first field of a group of equal keys is
-   the first in the log.
+2. A field is a sequence of words of 8 bytes. The key of a field is a hash of its words. Sorting the keys of
+   many columns at once brings equal values together. The sort is stable, so the first field of a group of
+   equal keys is the first in the log.
 3. Each word is compared with the word at the same position of the first field of its group. If a word
    differs, two values have the same key (a collision). In this case, the caller scans the block on the host.
 
@@ -314,7 +315,7 @@ def _are_same(values: _Values, firsts: Tensor) -> Tensor:
     same = (values.sizes == values.sizes[firsts]) & (values.columns == values.columns[firsts])
     to_other = (begins[firsts] - begins)[values.value_of_word]
     others = torch.arange(values.words.shape[0], device=to_other.device) + to_other
-    # If a value is longer than its first value, an index could be beyond the last word.
+    # If a value is longer than the first value of its group, an index could be beyond the last word.
     others = others.clamp(max=max(values.words.shape[0] - 1, 0))
     return same.all() & (values.words == values.words[others]).all()
 

@@ -49,7 +49,7 @@ from storage.publish import FINITE, Rules
 
 log = logging.getLogger("nightrank.etl")
 
-# Name of an input of a feature partition: the digest of the configuration section `negatives`.
+# The manifest of a feature partition records the digest of the section `negatives` under this name.
 _DRAWN = "drawn"
 
 
@@ -171,7 +171,7 @@ def applied_features(
     """Returns a function that checks whether all features that the run needs from a day are published.
 
     Returns None if the run fits or extends a workflow, because no features of the new workflow are published
-    yet. Until a run of the run date has been completed, the function returns False for this day. The
+    yet. For the run date itself, the function returns False until a run for this date has been completed. The
     arguments have the same meaning as in `build`.
     """
     if parent_version is None or plan.config.workflow.mode not in ("auto", "apply"):
@@ -210,12 +210,13 @@ def encode_split(
     read: Callable[[Partition, Manifest, Split | None], pa.Table | DataFrame],
     only: Collection[str] | None = None,
 ) -> pa.Table | DataFrame:
-    """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow.
+    """Returns the rows of one split (train, validation or test) for a run date.
 
-    If the features of a day are not published for this workflow yet, they are computed and published first.
+    The columns are `workflow.spec.table_columns`. If the features of a day are not published for this
+    workflow yet, they are computed and published first.
 
     The argument `read` is a function that reads all rows of a feature partition, or the rows of one split.
-    If `only` is not None, the rows of other days of the split are left out.
+    If `only` is not None, only rows of the days in `only` are returned.
 
     Raises:
         ConfigError: the workflow was fitted with row weights, but the configuration sets no weights.
@@ -371,11 +372,11 @@ def _publish_features(
 def feature_inputs(
     plan: FeaturePlan, raw: RawFiles, workflow_version: str, earlier: Mapping[str, Callable[[str], str]]
 ) -> dict[str, str]:
-    """Returns the inputs of the feature partition of a day, in the form in which its manifest records them.
+    """Returns the digests from which a day's feature partition is computed, as its manifest records them.
 
     The manifest also has the digests of the tables of users and items with which the rows were joined
-    (DayPasses.encode_days). `earlier` returns digests of tables of earlier days
-    (etl.passes.digests_of_earlier_days).
+    (DayPasses.encode_days). `earlier` has a function for each table of earlier days, such as earlier clicks.
+    The function returns the digest of the table (etl.passes.digests_of_earlier_days).
     """
     inputs = {"raw": raw.digest, "layout": plan.layout, "workflow": workflow_version}
     inputs |= {name: digest(raw.dt) for name, digest in earlier.items()}

@@ -137,10 +137,10 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
 def digests_of_earlier_days(
     workers: Workers, plan: FeaturePlan, lake: LakePaths
 ) -> dict[str, Callable[[str], str]]:
-    """Returns, for each input from earlier days, a function that takes a day and returns the input's digest.
+    """Returns functions that take a day, and return a digest of earlier days on which the day's rows depend.
 
-    See `etl.prepare.prepared_passes.earlier_digests` for these inputs. In local runs, tasks read the clicks
-    of earlier days. Otherwise, Spark reads them.
+    There is a function for each table of earlier days (`etl.prepare.prepared_passes.earlier_digests`). In
+    local runs, tasks read the clicks of earlier days. Otherwise, Spark reads them.
     """
     clicks: ClickTables | LastClicks | None
     if isinstance(workers, LocalWorkers):
@@ -191,8 +191,8 @@ def raw_days(
     """Returns, for each split, the raw files of its days.
 
     If `split.by` is not `day`, all splits have the same single day. Train days whose files are empty are left
-    out. `recorder` records the raw files as inputs of the run. Each returned object keeps the recorder. With
-    it, the run later records the other data that it reads for these files.
+    out. `recorder` records the raw files as inputs of the run. Each returned object keeps the recorder, so
+    that the run can also record what it reads with these files, such as tables of users and items.
 
     Raises:
         DataError: a required day has no raw log.

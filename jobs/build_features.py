@@ -28,7 +28,7 @@ def main() -> None:
     """Runs the job.
 
     The processes that read the log start while this function imports the other modules of the job. The import
-    of pandas takes time, so `refuse_pandas` makes it fail until a Spark session needs pandas.
+    of pandas takes time, so `refuse_pandas` blocks this import until a Spark session needs pandas.
     """
     start_server_early()
     refuse_pandas()

@@ -47,7 +47,7 @@ DESCRIPTION = (
 
 # Maximum number of files of a day whose first rows are read, and of bytes that are read from these files.
 _FILES_A_DAY, _BYTES_A_DAY = 16, 4 << 20
-# Maximum number of left-out events in the text.
+# Maximum number of left-out events that the text lists.
 _MOST_EVENTS = 10
 # If more than this share of the rows have times outside the days of their files, the text says so.
 _FEW_MISDATED = 0.01
@@ -138,9 +138,9 @@ def run(context: RunContext) -> tuple[str, JobSummary]:
 
 
 def _starts_of_files(layout: FileLayout, days: Sequence[RawFiles]) -> dict[str, list[FileSplit]]:
-    """Returns, for each day, the first file splits of files that are spread over the day.
+    """Maps each day to the first file split of each of up to `_FILES_A_DAY` of its files.
 
-    The first and the last file of a day are always included.
+    The files are spread evenly over the day, and include its first and its last file.
     """
     by_count: dict[int, dict[str, FileSplit]] = {}
     starts = {}
@@ -156,7 +156,7 @@ def _starts_of_files(layout: FileLayout, days: Sequence[RawFiles]) -> dict[str, 
 
 
 def _head(plan: FeaturePlan, layout: FileLayout, raw: RawFiles, starts: Sequence[FileSplit]) -> _Head:
-    """Reads the first block of some files of a day, whose first file splits are `starts`."""
+    """Reads the first block of each file split in `starts`, and counts the rows of these blocks."""
     head = _Head(raw, files=min(len(raw.paths), _FILES_A_DAY))
     inputs = [name for chain in plan.chains for name in chain.inputs]
     wanted = columns_to_parse(layout, inputs)
@@ -281,7 +281,7 @@ def _text(plan: FeaturePlan, heads: Sequence[_Head]) -> str:
 
 
 def _misdated(plan: FeaturePlan, heads: Sequence[_Head]) -> list[str]:
-    """Returns a text about times outside the days of their files; none if there are few of them."""
+    """Returns a list with a text about rows on other days than their files; empty if there are few."""
     valid = sum(head.rows - head.rejected - head.left_out for head in heads)
     outside = sum((head.misdated for head in heads), NO_ROWS)
     log = plan.config.log

@@ -75,8 +75,8 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     """Erases users, or reports what would be removed.
 
     Args:
-        context: the context of the run. Its run date decides which rows later jobs leave out: the users' rows
-            of this date, of earlier days, and of all days that the lake has read.
+        context: the context of the run. From now on, jobs leave out the users' rows up to its run date, or up
+            to the last day for which the lake contains rows of the users, if that is later.
         ids: the ids of the users, as in the log.
         dry_run: whether the function only reports, without changing files.
 
@@ -188,7 +188,7 @@ def _remains(
 ) -> dict[str, Sequence[Any]]:
     """Returns the data that still contain the users.
 
-    Keeps what an earlier, interrupted attempt has recorded.
+    The result also contains what an earlier, interrupted attempt has recorded.
     """
     now: dict[str, Sequence[Any]] = {
         "raw_files": raw_files(context.config, plan),

@@ -50,7 +50,7 @@ def run(
     Raises:
         ConfigError: without `triton`: the folder exists, `online` is set, or there is no C++ compiler for
             compiled programs. With `triton`: `formats` or `compiled` is set, or `add_to_repository` raises
-            it.
+            this error.
         DataError: there is no champion.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """

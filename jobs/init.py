@@ -202,7 +202,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _when_measured(config: NewConfig) -> str:
-    """Returns a sentence about the first measures of lists; empty if the log is not read by day."""
+    """Returns a text that says when lists are first measured; empty if the log is not read by day."""
     if not config.has_lists or config.sections["split"]["by"] != "day":
         return ""
     return (

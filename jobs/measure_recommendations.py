@@ -192,8 +192,8 @@ def _day_after(day: str) -> str:
 def positives(context: RunContext, dataset: Dataset) -> Rows:
     """Returns the clicks of the day after the run date, or of the test split, as (user_key, item_key).
 
-    Each pair occurs once. If the path of the log has no date, clicks that the run of these lists may have
-    read are left out.
+    Each pair occurs once. If the path of the log has no date, clicks that the run may have read
+    before it made the lists are left out.
 
     Raises:
         DataError: the day after the lists has no raw log.

@@ -30,8 +30,8 @@ def run(context: RunContext) -> JobSummary:
     """Reports whether the raw log exists, whether lists are published, and the steps of a run.
 
     A step is one job for one day. The key `night` of the job summary lists all steps of a run without
-    retraining. The key `retraining` lists the steps of a run with retraining up to the gate, and refit_model.
-    The other steps after the gate depend on the gate's decision.
+    retraining. The key `retraining` lists the steps of a run with retraining that are the same for each
+    decision of the gate: the steps up to the gate, and refit_model.
     """
     config, run_date = context.config, context.run_date
     copy_tables_of_run(context, plan_of(config), [run_date])

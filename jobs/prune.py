@@ -354,8 +354,8 @@ class Item:
         partition: the date of a table; None for all other items.
         kept: files that are not deleted now, because programs may be reading them. A prune after
             `output.grace_hours` deletes them.
-        withdrawn: folder in which `record_withdrawal` is called before the first deletion; None if there is
-            no such folder, or if `partition` is set.
+        withdrawn: folder in which `record_withdrawal` records the time of the deletion, before the first
+            file is deleted; None if the time is not recorded, or if `partition` is set.
     """
 
     kind: str

@@ -189,7 +189,7 @@ def _run(
 
 
 def _lease_of(context: RunContext, arguments: argparse.Namespace) -> AbstractContextManager[None]:
-    """Returns the lease of the job, or a context manager without effect for a job that publishes nothing.
+    """Returns the lease (lock) of the job; a context manager without effect if it publishes nothing.
 
     Raises:
         InfrastructureError: see storage.leases.lease.
@@ -301,9 +301,9 @@ def _separated(jvm: Any) -> Callable[[str], None]:
 
     Returns a function that writes a line to the real standard output.
     """
-    # The copying thread keeps a reference to System.out, so System.setOut would have no effect on it.
-    # Instead, this function replaces the number in the FileDescriptor object to which System.out writes.
-    # Spark opens java.io for reflection in every JVM that it starts.
+    # The thread of spark-submit that copies output keeps a reference to System.out, so System.setOut would
+    # have no effect on it. Instead, this function replaces the number in the FileDescriptor object to which
+    # System.out writes. Spark opens java.io for reflection in every JVM that it starts.
     descriptor = jvm.java.io.FileDescriptor
     number = jvm.java.lang.Class.forName("java.io.FileDescriptor").getDeclaredField("fd")
     number.setAccessible(True)
@@ -362,7 +362,8 @@ def end_job(exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
-# The Spark session of a job. It is built for one job, or it is shared by the jobs of an application.
+# The classes below provide the Spark session of a job. A session is built for one job, or it is shared by the
+# jobs of an application.
 
 
 @dataclass
@@ -436,7 +437,7 @@ class SharedSession:
 
 @dataclass
 class _Borrowed(OwnSession):
-    """Lets one job use a shared session."""
+    """A job's access to a session that it shares with other jobs."""
 
     shared: SharedSession = field(default_factory=SharedSession)
 

@@ -108,8 +108,8 @@ def run(context: RunContext) -> JobSummary:
         )
     inputs = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **rule_digests}
     inputs |= _inputs_of(experiment, treatment)
-    # Sinks compare the digest of these inputs with the lists that they have. After an upgrade that changes
-    # lists, they must get the new ones.
+    # A sink compares the digest of these inputs with that of the lists that it has. The version of the code
+    # is an input, so that lists are delivered again if an upgrade has changed them.
     inputs["code"] = code_version("scoring")
     ranked_by = {}
     if blend is not None:
@@ -175,7 +175,7 @@ def _score_kind(
 
 
 def _with_texts(lists: Rows, texts: Mapping[str, str]) -> Rows:
-    """Adds a column for each entry of `texts`, which maps its name to the string that all rows have."""
+    """Adds a column for each name in `texts`. All rows have the string to which `texts` maps the name."""
     for name, value in texts.items():
         lists = with_value(lists, name, value)
     return lists

@@ -161,7 +161,7 @@ def application(
 ) -> HttpApplication:
     """Returns the server of the loaded model."""
     columns = list(served.model.workflow.raw_columns)
-    served.score(pa.table({name: pa.nulls(0) for name in columns}))  # reads the files of the model
+    served.score(pa.table({name: pa.nulls(0) for name in columns}))  # loads the model before any request
 
     def invocations(request: HttpRequest) -> HttpAnswer:
         if request.media_type != "application/json":
@@ -329,7 +329,7 @@ def _page(context: RunContext, version: str) -> str:
     return _PAGE.format(title=html.escape(title), version=html.escape(version))
 
 
-# The address, the token and the certificate.
+# The functions below read and check the token, the certificate and the address.
 
 
 def read_token(path: str) -> str:
@@ -422,7 +422,7 @@ def _shown_host(host: str) -> str:
 def _ends_by_signal() -> Iterator[None]:
     """Ignores signals during a `with` block.
 
-    After its last answer, uvicorn sends the signal that ended it to its own process again.
+    When a signal arrives, uvicorn stops the server, and then sends the same signal to this process again.
     """
     before = {number: signal.signal(number, _ignore) for number in _SIGNALS}
     try:

@@ -1,7 +1,7 @@
-"""Updates the copies of tables of Spark's catalogue at the start of a stage that reads their new rows.
+"""Copies raw tables from Spark's catalogue to the lake, at the start of a stage that reads new rows.
 
-All other stages read the copies. So all stages read the same rows, and the other stages need no Spark session
-for these tables.
+All other stages read only the copies. So all stages read the same rows, and only the stages that make copies
+need a Spark session for these tables.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Resample:
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval of a difference: a measure of the challenger minus that of the champion.
+    """The confidence interval of a difference: a measure of the challenger minus the measure of the champion.
 
     Attributes:
         difference: the difference on the original rows, without resampling.
@@ -80,9 +80,9 @@ _POISSON = _poisson_table()
 def draw_weights(units: Ints, resample: Resample) -> Iterator[NDArray[np.uint8]]:
     """Yields, for each replicate, the (m,) weights of m units.
 
-    A unit is a user (or a row, if the log has no keys); `units` are (m,) hashes of the units. The function
-    computes the weights from these hashes with the last step (the finaliser) of SplitMix64 (G. Steele et al.,
-    Fast Splittable Pseudorandom Number Generators, 2014).
+    A unit is a user, or a row if the rows have no user ids. `units` are (m,) hashes of the units. The
+    function computes the weights from these hashes with the last step (the finaliser) of SplitMix64 (G.
+    Steele et al., Fast Splittable Pseudorandom Number Generators, 2014).
     """
     base = _mixed(units.view(np.uint64) ^ _mixed(np.array([resample.seed], np.int64).view(np.uint64)))
     for first in range(0, resample.replicates, _DRAWS_A_HASH):
@@ -127,10 +127,10 @@ def reduce_replicates(
 def block_sums(
     units: NDArray[np.int32], clicks: NDArray[np.bool_], scores: Floats, draws: Iterator[NDArray[np.uint8]]
 ) -> Iterator[Ints]:
-    """Yields the sums of each block of replicates: (3, replicates).
+    """Yields three sums for each replicate, as one array (3, replicates) for each block of replicates.
 
-    The first two are the weights of the clicks, and the weights of the other rows. The third is twice the
-    weight of the (click, other row) pairs in which the click has the higher score.
+    The first two sums are the weights of the clicks, and the weights of the other rows. The third is twice
+    the weight of the (click, other row) pairs in which the click has the higher score.
 
     Args:
         units: (n,) index of the unit of each row. The rows are in ascending order of their scores.
@@ -260,9 +260,10 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
     return Interval(difference, float(low), float(high), confidence, len(differences))
 
 
-# The compiled sums of bootstrap replicates (metrics/native/replicates.cpp), which `make setup` builds.
+# The code below calls a compiled library that sums bootstrap replicates (metrics/native/replicates.cpp).
 #
-# If the library is missing, `numpy_sums` computes the same sums with NumPy, which takes longer.
+# `make setup` builds the library. If it is missing, `numpy_sums` computes the same sums with NumPy,
+# which takes longer.
 
 log = logging.getLogger("nightrank.evaluate_model")
 
@@ -275,7 +276,7 @@ _pointer, _long = ctypes.c_void_p, ctypes.c_int64
 
 @lru_cache(maxsize=1)
 def replicates_library() -> ctypes.CDLL | None:
-    """Returns the library; logs a warning and returns None if it is missing or has another version."""
+    """Returns the compiled library; None, with a logged warning, if it is missing or has another version."""
     opened = open_library(LIBRARY, "nightrank_metrics_version", VERSION)
     if opened is None:
         log.warning(

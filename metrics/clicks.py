@@ -1,4 +1,4 @@
-"""AUC, average precision, log loss and normalised entropy, of one array or of sums from several processes.
+"""Computes AUC, average precision, log loss and normalised entropy, of arrays or of partial sums.
 
 scoring/evaluation/prediction_quality.py computes the AUC and the log loss of evaluate_model.
 """
@@ -121,7 +121,7 @@ def summarize(labels: ArrayLike, probabilities: ArrayLike) -> dict[str, Any]:
     return combine([sum_range(counts)], sum_deciles(counts, 0, int(counts.rows.sum())))
 
 
-# The checks of arguments that all measures of this package share.
+# The functions below check the arguments of measures, here and in metrics/ranking.py.
 
 Vector = NDArray[np.float64]
 

@@ -112,7 +112,7 @@ def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:
 
 
 def drift_of(binned: Binned) -> ColumnDrift | None:
-    """Returns the PSI over these bins, and its noise; None if the training window or the day has no cell."""
+    """Returns the PSI of a column with these bins; None if the training window or the day has no cell."""
     train, day = np.asarray(binned.train), np.asarray(binned.day)
     if not train.sum() or not day.sum():
         return None
@@ -198,7 +198,8 @@ def _interval(first: int, last: int) -> tuple[str, str]:
     return f"{bin_bounds(first)[0]:.6g}", f"{bin_bounds(last)[1]:.6g}"
 
 
-# Histogram bins that are the same for every day and column, so that histograms of several days can be added.
+# The code below computes the bins of histograms. They are the same for every day and column, so that
+# histograms of several days can be added.
 #
 # The bins are log-linear, as in HdrHistogram (G. Tene): the range from each power of two to the next is
 # divided into 16 equal bins. The bins of negative numbers mirror those of positive numbers, and zero has its

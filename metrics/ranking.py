@@ -24,7 +24,7 @@ from metrics.clicks import Vector, vectors
 
 
 class Hits(NamedTuple):
-    """The M relevant entries among the first k of their lists, and the G lists with relevant entries.
+    """The M relevant entries among the first k entries of G lists. Each list has a relevant entry.
 
     For groups of rows, a list is a group, and its relevant entries are the clicked rows.
 
@@ -102,7 +102,7 @@ def reciprocal_ranks(hits: Hits, k: int) -> Vector:
 
 
 def recalls(hits: Hits, k: int) -> Vector:
-    """Returns the share of the relevant entries of each list that are in its first k, (G,).
+    """Returns, for each list, the share of its relevant entries that are among its first k entries, (G,).
 
     This is RecBole's class Recall.
     """
@@ -146,7 +146,7 @@ def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
     before = np.cumsum(label) - label  # number of clicks above each row, over all groups
     nth = (before - np.repeat(before[first], sizes)).astype(np.int64) + 1
     counted = (label == 1) & (position <= k)
-    dense = np.cumsum(clicks > 0) - 1  # index of a group among those with a click
+    dense = np.cumsum(clicks > 0) - 1  # index of each group among the groups with a click
     return Hits(dense[group[counted]], position[counted], nth[counted], clicks[clicks > 0])
 
 
@@ -206,7 +206,7 @@ def distinct_index(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
     raise DataError(f"{missing} of {len(values)} {name} are missing", "leave these rows out")
 
 
-# Lists of items, and the items that are relevant to the users of these lists.
+# The code below reads lists of items, and the items that are relevant to the users of these lists.
 
 Ids = NDArray[Any]
 _NUMBERS, _TEXTS = "an integer", "a string"
@@ -313,7 +313,7 @@ def _of_one_type(name: str, values: NDArray[Any]) -> Ids:
 
 
 def _kind_of_object(kind: type) -> str | None:
-    """Returns the kind of the ids of a class; None if the class has no ids."""
+    """Returns which kind of id (text or number) the objects of a class are; None if they cannot be ids."""
     if issubclass(kind, str | bytes):
         return _TEXTS
     return _NUMBERS if issubclass(kind, int | np.integer) and kind is not bool else None

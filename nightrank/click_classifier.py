@@ -52,7 +52,7 @@ class ClickClassifier(Estimator):
 
     Attributes:
         classes_: (2,) the two values of the labels, in ascending order. The second value means a click.
-        feature_names_in_: (C,) the names of the columns of the rows of `fit`, as strings.
+        feature_names_in_: (C,) the column names of the rows that were passed to `fit`, as strings.
         workflow_: the fitted `Workflow`.
         model_: the trained `Model`, with its metrics and methods, such as `save` and `export`.
     """

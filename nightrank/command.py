@@ -46,7 +46,7 @@ _ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bash
 
 
 def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
-    """Returns the script for a shell. If no option matches, the shell completes file names.
+    """Returns the completion script for a shell. If no option matches, the shell completes file names.
 
     Args:
         shell: one of SHELLS. The script for zsh loads zsh's emulation of bash completion, then runs the
@@ -68,7 +68,7 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 
 HOME_VARIABLE = "NIGHTRANK_HOME"
 _ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py puts this file into the wheel
-_KEPT = (".venv", ".bootstrap", ".setup.lock")  # not replaced by a newer release
+_KEPT = (".venv", ".bootstrap", ".setup.lock")  # a newer release does not replace these
 
 
 def default_folder() -> Path:

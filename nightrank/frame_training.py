@@ -50,7 +50,7 @@ def train(
         model: the section `model` of a configuration, such as {"architecture": "deepfm"}, or the path of its
             YAML file. If the model reads a history, its setting `item` defaults to the feature that has the
             same vocabulary as the history.
-        train: the section `train`. Settings for ranks, a lake, negatives and baselines are refused.
+        train: the section `train`. Settings about ranks, a lake, drawn negatives or baselines are refused.
         validation: raw rows for measuring the model at the end of each epoch, or every `evaluate_every_steps`
             steps; see `Model.metrics`. The training may end early (`stop_at`).
         label: the column with the label, 0 or 1; None for the label of the workflow.

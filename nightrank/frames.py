@@ -153,7 +153,7 @@ def with_columns(rows: Frame | pa.RecordBatch, keep: Sequence[str], features: Fr
 
 
 def listed(argument: str, names: Names) -> Names:
-    """Returns an argument that is a list of names or ids.
+    """Returns an argument that must be a list of names or ids.
 
     Raises:
         ConfigError: the argument is a single string, whose characters would count as names or ids.

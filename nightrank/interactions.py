@@ -1,4 +1,4 @@
-"""Converts frames of interactions, users and items to Arrow tables that have only a few types.
+"""Converts frames of interactions, users and items to Arrow tables with a few fixed column types.
 
 Also converts ids that callers pass.
 """
@@ -132,10 +132,10 @@ def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
 
 
 def _keys(name: str, column: pa.ChunkedArray) -> pa.Array:
-    """Returns the ids of rows from which a model is trained (`_ids`).
+    """Returns the ids of the rows on which a model is trained, converted by `_ids`.
 
     Raises:
-        DataError: `_ids` raises this error, or the jobs would reject an id.
+        DataError: `_ids` raises this error, or an id breaks the rule that the jobs have for ids.
     """
     ids = _ids(name, column)
     if pa.types.is_string(ids.type):
@@ -219,7 +219,8 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
     Raises:
         ConfigError: a column has a name that features cannot have, or two names differ only in case.
         DataError: the key is missing, occurs twice, has another type than in the interactions, or has a wrong
-            value; or a column has a type or a value that attributes cannot have, or no number at all.
+            value; or a column has a type or a value that attributes cannot have; or a numeric column has no
+            numbers.
     """
     columns_of_frame = (
         frame.schema.names if isinstance(frame, pa.Table | pa.RecordBatch) else list(frame.columns)
@@ -252,7 +253,7 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
 
 
 def _require_names(section: str, prefix: str, attributes: Sequence[str]) -> None:
-    """Raises ConfigError if features cannot have the names of attributes, with their prefix."""
+    """Raises ConfigError if the name of an attribute, with its prefix, cannot be the name of a feature."""
     by_case: dict[str, str] = {}
     for name in attributes:
         if not _fits_feature(f"{prefix}{name}"):
@@ -353,8 +354,8 @@ def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
 def typed(texts: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     """Converts ids to the type that they have in the interactions. Strings of any type become `string`.
 
-    Integers become int64 if one of them does not fit into the type: the id of an unknown user, or of an item
-    that only the frame `items` has.
+    If an integer does not fit into this type, all integers become int64. Such an integer is the id of an
+    unknown user, or of an item that only the frame `items` has.
     """
     if not _of_integers(kind):
         return texts

@@ -229,7 +229,7 @@ class Lake:
 
     def _model_name(self) -> str:
         if self._name or self._config:
-            return self._name or self._config.name  # type: ignore[union-attr]  # one of them is set
+            return self._name or self._config.name  # type: ignore[union-attr]  # name or config is set
         folders = [info.base_name for info in file_io.list_files(self._lake.models("").rstrip("/"))]
         names = [name for name in folders if dates_of(self._lake, name, PROMOTIONS)]
         if len(names) != 1:

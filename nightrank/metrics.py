@@ -328,7 +328,7 @@ def coverage(recommended: Collections, catalogue: ArrayLike, k: int | None = Non
 def _numbered_lists(
     recommended: Collections, others: Collections, name: str, k: int | None
 ) -> tuple[ranking.IdLists, ranking.IdLists]:
-    """Returns the first k items of each list, and the other collections. Numbers replace the item ids."""
+    """Returns the first k items of each list in `recommended`, and `others`. Numbers replace item ids."""
     if k is not None:
         ranking.require_k(k)
     names = ("recommended", name)

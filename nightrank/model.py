@@ -574,7 +574,7 @@ class Model:
         return plots.permutation_importance(table, labels, self._scores, chosen, repeats, seed)
 
     def _scores(self, rows: Frame | pa.RecordBatch) -> np.ndarray:
-        """Returns the scores of rows as an array: (N,) float64, in which scores near 1 differ."""
+        """Returns the scores of rows as an array: (N,) float64, which keeps scores near 1 distinct."""
         return self._probabilities(rows, double=True).to_numpy()
 
     def _probabilities(self, rows: Frame | pa.RecordBatch, *, double: bool = False) -> pa.ChunkedArray:

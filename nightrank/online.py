@@ -177,7 +177,7 @@ class OnlineReader:
         )
 
     def _read(self, of_bucket: Mapping[str, Sequence[str]]) -> dict[str, bytes] | None:
-        """Returns the values of the keys that exist; None if one of the buckets does not exist."""
+        """Returns the values of the keys that exist; None if a bucket (a hash of Redis) does not exist."""
         with redis_errors(self._address):
             pipe = self._client.pipeline(transaction=False)
             for bucket, keys in of_bucket.items():

@@ -190,7 +190,7 @@ def precision_recall_points(labels: ArrayLike, scores: ArrayLike) -> Curve:
     return Curve(np.append(true / true[0], 0.0), np.append(true / rows, 1.0))
 
 
-# The importance of raw columns.
+# Functions that compute and draw the importance of raw columns.
 
 FEATURE, MEAN, DEVIATION = "feature", "auc_drop", "standard_deviation"
 
@@ -262,7 +262,7 @@ def draw_importance(importance: pa.Table, ax: Axes | None) -> Axes:
     return axes
 
 
-# The map of the vectors of items or users.
+# Functions that draw embedding vectors, such as those of items, as points of a map.
 
 _GROUPS_OF_MAP = 10  # the largest number of groups with a colour of their own
 
@@ -284,8 +284,8 @@ def principal_components(vectors: ArrayLike) -> Components:
 
     The vectors are centred and not scaled. The components are eigenvectors of the covariance matrix, whose
     size does not depend on the number of vectors (I. Jolliffe, Principal Component Analysis, 2002, chapter
-    1). The sign of a component is chosen so that its entry with the largest absolute value is positive, so
-    equal vectors always have the same map.
+    1). The sign of a component is chosen so that its entry with the largest absolute value is positive.
+    Therefore the same vectors always have the same coordinates.
 
     Args:
         vectors: (N, E) finite numbers.

@@ -58,10 +58,10 @@ def local_table(rows: AnyFrame | pa.RecordBatch, columns: Sequence[str]) -> pa.T
 
 
 def transform_frame(rows: DataFrame, workflow: LocalWorkflow, keep: Sequence[str]) -> DataFrame:
-    """Returns a frame with the columns `keep` and the features. Spark computes them when the frame is used.
+    """Returns a frame with the columns `keep` and the features, which Spark computes when it is used.
 
-    Python workers compute the features batch by batch. The workers get the tables of the workflow with their
-    tasks.
+    Python workers compute the features batch by batch. Spark sends the workflow, with its vocabularies, to
+    the workers.
 
     Raises:
         ConfigError: `rows` lacks one of the columns `keep`, or a feature has the name of one of them.

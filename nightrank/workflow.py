@@ -62,7 +62,7 @@ class Workflow:
         self._types = checked_types(types or {})
         self._label = label
         self._fitted: LocalWorkflow | None = None
-        self._fitted_on: str | None = None  # digest of these rows, if features depend on their order
+        self._fitted_on: str | None = None  # digest of the rows of `fit`, if their order matters
         inputs, others = columns_of(self._groups, label)
         unknown = sorted(set(self._types) - {*inputs, *others})
         if unknown:
@@ -265,8 +265,8 @@ class Workflow:
         that `fit_transform` returns. So the features of a row never contain its own label.
 
         Args:
-            rows: as for `fit`. With target_encoding, the rows that this workflow was fitted on, in the same
-                order.
+            rows: as for `fit`. With target_encoding, pass the rows that this workflow was fitted on, in the
+                same order.
             label: the column that the model predicts; None for the label of the workflow.
 
         Raises:
@@ -368,7 +368,7 @@ def fitted_workflow(fitted: LocalWorkflow) -> Workflow:
 
 
 def copy_of(workflow: Workflow) -> Workflow:
-    """Returns a copy of a fitted workflow that a later fit of `workflow` does not change."""
+    """Returns a copy of a fitted workflow. Fitting `workflow` again does not change the copy."""
     return fitted_workflow(workflow._require_fitted())
 
 
@@ -462,8 +462,8 @@ def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) 
     Args:
         workflow: the workflow that was fitted on the rows.
         rows: the rows, with the raw columns of the workflow.
-        others: columns that operators read only during the fit. Of these columns, the digest covers only
-            those with numbers or booleans, which operators can read.
+        others: columns that operators read only during the fit. Operators can read only numbers and
+            booleans from them, so the digest leaves out all other types.
 
     Raises:
         DataError: a raw column is missing, or has a value that does not fit its type.

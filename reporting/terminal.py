@@ -62,8 +62,8 @@ _JOB_WIDTH = 23  # length of the longest name, measure_recommendations
 _MOST_WARNINGS = 5
 
 
-# Seconds after which a log that is not a terminal gets its first line about a running stage. The time to the
-# next line doubles, up to the second number.
+# Seconds after which a log that is not a terminal gets its first line about a running stage. After each
+# line, the time to the next one doubles, up to `_LONGEST_PAUSE_S`.
 _FIRST_LINE_S, _LONGEST_PAUSE_S = 60.0, 600.0
 
 
@@ -219,7 +219,7 @@ def _training_line(entry: Mapping[str, Any]) -> str:
 
 
 def _time_left(entry: Mapping[str, Any], steps: int) -> str:
-    """Returns, as text, how long `steps` more steps take at the speed of the entry."""
+    """Returns, as text, the time that `steps` more steps take at the entry's rows per second."""
     seconds = round(steps * entry["batch_rows"] / max(entry["rows_per_s"], 1))
     hours, minutes = seconds // 3600, seconds // 60 % 60
     clock = f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"

@@ -59,7 +59,7 @@ def count_rows(lake: LakePaths, dataset: Dataset, splits: Sequence[Split] = SPLI
     return sum(entry.rows for manifest, label in published for entry in manifest.split_files(label))
 
 
-# The tables from which the lists of a run date are made, and the last published lists.
+# The code below finds the tables from which the lists of a run date are made, and the last published lists.
 
 
 def list_manifests(

@@ -140,7 +140,7 @@ def advisories_of(packages: Sequence[Package], server: str = SERVER) -> list[Adv
 
 
 def _query(packages: Sequence[Package], server: str) -> list[list[str]]:
-    """The ids of the advisories of each package, from requests that ask for several packages."""
+    """The ids of the advisories about each package. A request asks about up to `_QUERIES` packages."""
     ids: list[list[str]] = [[] for _ in packages]
     waiting: list[tuple[int, str | None]] = [(place, None) for place in range(len(packages))]
     while waiting:
@@ -241,7 +241,7 @@ class AuditResult:
 
 
 def judge(advisories: Sequence[Advisory], allowed: Sequence[Allowed], today: date) -> AuditResult:
-    """Compares advisories with the entries. An entry that has expired allows no advisory."""
+    """Decides which advisories the entries in `allowed` allow. An expired entry allows no advisory."""
     accepted, used = [], set()
     for advisory in advisories:
         for entry in allowed:

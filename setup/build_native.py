@@ -27,7 +27,7 @@ FLAGS = (
     "-shared",
     "-fvisibility=hidden",
 )
-# Folder of sources → path of the library below the environment.
+# Maps each folder of sources to the path of its library below the environment.
 LIBRARIES = {
     "etl/native": Path("lib/nightrank/libnightrank.so"),  # etl/native/library.py loads it
     "training/native": Path("lib/nightrank/libnightrank_training.so"),  # training/native/library.py loads it

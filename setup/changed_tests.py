@@ -27,7 +27,7 @@ EXTENDED_SECONDS = " (extended)"
 _GUESS, _GUESS_WITH_SPARK = 3.0, 20.0
 # Test files of these folders read the whole tree, so they depend on every file.
 _WHOLE_TREE = "tests/contract/"
-# Modules that import a changed module also select tests by their names, if they are at most this many.
+# If at most this many modules import a changed module, the names of these modules also select tests.
 _FEW_MODULES = 3
 # Strings of this length or longer are not searched for names of files and modules.
 _LONGEST_TEXT = 200
@@ -71,9 +71,10 @@ def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
 
     These are the modules that it imports, except for type checks, and the packages that contain these
     modules. Files and modules that its strings name are dependencies too, and so are the `conftest.py` files
-    of its folder and of all parent folders. A module that imports others by computed names depends on all
-    modules of the packages that it names. If such a package is in a folder of another package, its modules
-    are plug-ins, such as operators. A file in tests/ depends on the plug-ins whose names are strings in it.
+    of its folder and of all parent folders. A module that computes names of modules and imports them depends
+    on all modules of the packages that its strings name. If such a package is in a folder of another package,
+    its modules are plug-ins, such as operators. A file in tests/ depends on the plug-ins whose names are
+    strings in it.
 
     Args:
         root: the folder of the checkout.
@@ -115,7 +116,7 @@ def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
 
 
 def _loaded_by_name(path: str, source: str, texts: set[str], modules: Mapping[str, str]) -> set[str]:
-    """Returns the files of the packages whose modules a file imports by computed names.
+    """Returns the files of the packages from which a file imports modules whose names it computes.
 
     Args:
         path, source, texts: the file, its text and its short strings.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from setup.console import SetupError, say
 
-# Pattern of a log line → cause and remedy. The explanation of the first pattern that matches is reported.
+# Pairs of a pattern of log lines and an explanation with cause and remedy. The explanation of the first
+# pattern that matches is reported.
 EXPLANATIONS = (
     (
         r"No space left on device",

@@ -107,7 +107,7 @@ def rewritten(source: str, packages: tuple[str, ...] = INNER_PACKAGES) -> str:
 
 
 def _names(tree: ast.Module, packages: tuple[str, ...]) -> list[tuple[int, int, str]]:
-    """Returns line, lowest possible column and text of each module name that gets the prefix."""
+    """Returns each module name that gets the prefix: its line, a column at or before it, and its text."""
     places = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

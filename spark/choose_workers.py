@@ -38,7 +38,10 @@ class SparkWorkers(Workers):
         return self._spark.sparkContext.defaultParallelism
 
     def gpu_groups(self, tasks: int) -> list[range]:
-        """Returns the tasks in groups; an empty list unless the profile gives each task a whole GPU."""
+        """Divides tasks into groups, each of which runs on one GPU.
+
+        Returns an empty list unless the profile gives each of Spark's tasks a whole GPU.
+        """
         amount = self._spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
         if float(amount or 0) < 1:  # several tasks would share one GPU
             return []
@@ -46,7 +49,7 @@ class SparkWorkers(Workers):
         return [range(first, min(first + _TASKS_OF_GROUP, tasks)) for first in starts]
 
     def run(self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema) -> DataFrame:
-        """Returns a lazy frame of the batches of all tasks."""
+        """Returns a lazy frame of the batches that all tasks yield."""
         from spark.rows import spark_types
         from spark.tasks import run_tasks  # this import also imports pyspark
 
@@ -120,7 +123,7 @@ def cores_without_jvm(settings: Mapping[str, str] | None = None) -> int | None:
     """Returns the number of cores that Spark would use on this machine, if no JVM is needed.
 
     The result is None in three cases: spark-submit or a notebook has started a JVM for this process; Spark
-        would run tasks on other machines; or Spark would have a plugin, such as the RAPIDS Accelerator.
+    would run tasks on other machines; or Spark would have a plugin, such as the RAPIDS Accelerator.
 
     Args:
         settings: the result of `launch_settings`; None to compute it for this process.

@@ -73,8 +73,8 @@ _OF_DATA = re.compile(
     r"|Parquet column cannot be converted|is not a Parquet file"
     r"|Spark(?:Arithmetic|DateTime|NumberFormat|Upgrade)Exception|java\.lang\.ArithmeticException"
 )
-# Patterns that show another cause, such as a full disk. Errors of a file reader can match them too, so
-# the code searches for them first.
+# Patterns that show another cause, such as a full disk. The error of a file reader can match patterns of both
+# kinds, so the code searches for these patterns first.
 _OF_SYSTEM = re.compile(
     r"No space left|OutOfMemory|ExecutorLost|FetchFailed|FileNotFoundException|AccessControlException"
     r"|AccessDenied|Permission denied|Input/output error|Stale file handle|Too many open files|Broken pipe"

@@ -55,7 +55,7 @@ def without_main_module() -> Iterator[None]:
     """Hides the main module while processes are started.
 
     Otherwise multiprocessing would run the file of the main module in each new process, and so import all
-    modules of the job. Our workers run only functions of other modules.
+    modules of the job. But workers run only functions of other modules.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

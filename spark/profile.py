@@ -21,8 +21,8 @@ _PROFILES = _ROOT / "conf/spark"
 _WORKER_PYTHON, _DRIVER_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.python"
 _SECRET = "spark.authenticate.secret"
 _CLASS_PATH = "spark.driver.extraClassPath"
-# Names of environment variables. At least one of them must name the folder with the files from which
-# spark-submit reads the address of YARN.
+# Environment variables. At least one of them must be set to the folder with the files from which spark-submit
+# reads the address of YARN.
 _HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 # Settings with lists of files that spark-submit copies from this machine.

@@ -217,7 +217,7 @@ def union_all(parts: Sequence[ReadableRows]) -> ReadableRows: ...
 
 
 def union_all(parts: Sequence[ReadableRows]) -> ReadableRows:
-    """Returns the rows of all parts, which have the same columns in any order."""
+    """Returns the rows of all parts. All parts must have the same columns, but in any order."""
     stored = [part for part in parts if isinstance(part, StoredRows)]
     if parts and len(stored) == len(parts):
         return union_stored(stored)
@@ -459,7 +459,7 @@ def _quoted(name: str) -> str:
 
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
-    """Returns the database of this process. It stores no tables."""
+    """Returns the DuckDB database of this process. It stores no tables."""
     import duckdb  # this import takes 0.06 s, so it is made only if it is needed
 
     # If the process is killed, DuckDB's files remain. A later process deletes the folders of processes that
@@ -476,7 +476,7 @@ def _database() -> duckdb.DuckDBPyConnection:
     return database
 
 
-# Rows of published Parquet files that are not in memory.
+# The classes below are for rows of published Parquet files that are not in memory.
 #
 # Queries of DuckDB and functions over batches read the files in batches. So the memory of a stage depends
 # on the results that it keeps, and not on the number of rows that it reads.
@@ -488,12 +488,12 @@ _GLOB = re.compile(r"([*?\[])")
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """Files of one partition whose rows have the same constant columns.
+    """Files of one partition, and the columns to add to their rows.
 
     Attributes:
         paths: the full paths of the files.
-        values: maps the name of each constant column to the string in all its rows. These columns are not in
-            the files.
+        values: maps the name of each added column to its value, a string that is the same in all rows. The
+            files do not contain these columns.
     """
 
     paths: tuple[str, ...]
@@ -535,7 +535,7 @@ class StoredRows:
 
     @property
     def columns(self) -> list[str]:
-        """Returns the names of the columns, like the property of a Spark frame."""
+        """Returns the names of the columns, like the property `columns` of a Spark frame."""
         return self.column_names
 
     def select(self, names: Sequence[str]) -> StoredRows:
@@ -622,7 +622,7 @@ class StoredRows:
 
 
 def union_stored(parts: Sequence[StoredRows]) -> StoredRows:
-    """Returns the rows of all parts (at least one), which have the same columns in any order."""
+    """Returns the rows of all parts, at least one. All must have the same columns, but in any order."""
     schema = parts[0].schema
     for part in parts[1:]:
         if part.select(schema.names).schema != schema or len(part.schema) != len(schema):

@@ -90,7 +90,7 @@ def _keep_classes(session: SparkSession) -> None:
 
 
 def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
-    """Raises ConfigError if the daemon's module no longer exists. Spark could then start no Python worker."""
+    """Raises ConfigError if the profile's daemon no longer exists, because then no worker could start."""
     if configured(_DAEMON) in _FORMER_DAEMONS:
         raise ConfigError(
             f"the Spark profile has {_DAEMON}={configured(_DAEMON)}, a module of an earlier release",
@@ -110,7 +110,8 @@ def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
     return lambda key: settings.get(key, submitted.get(key))
 
 
-# The settings of Spark's event log. By default, every job writes its event log into the lake.
+# The code below chooses the settings of Spark's event log. By default, every job writes its event log into
+# the lake.
 
 log = logging.getLogger("nightrank.watch")
 _ENABLED, _FOLDER = "spark.eventLog.enabled", "spark.eventLog.dir"
@@ -155,7 +156,7 @@ def _uri(folder: str) -> str:
     return Path(file_io.filesystem(folder)[1]).as_uri() if file_io.is_local(folder) else folder
 
 
-# Settings of the RAPIDS Accelerator that depend on its release and on Spark's release.
+# The code below derives the settings of the RAPIDS Accelerator that depend on its release and on Spark's.
 
 accelerator_log = logging.getLogger("nightrank.accelerator")
 
@@ -298,7 +299,7 @@ def _overriding(provider: str, shims: frozenset[Shim], jar: Path) -> Shim:
 
 
 def _jar_on(class_path: str) -> Path:
-    """Returns the first jar of a class path that has the plugin, in the JVM's order."""
+    """Returns the first jar with the plugin on a class path, which is searched in the order of the JVM."""
     for entry in filter(None, class_path.split(":")):
         path = Path(entry)
         candidates = sorted(path.parent.glob("*.jar")) if path.name == "*" else [path]

@@ -1,6 +1,6 @@
 """A daemon (spark.python.daemon.module) that imports the modules of Python workers before it forks them.
 
-With Spark's own daemon, each worker imports numpy, pyarrow and our packages after its fork. The worker
+With Spark's own daemon, each worker imports numpy, pyarrow and this project's packages after its fork. It
 imports pyspark from an archive of source files, which Python compiles again each time. pyarrow imports pandas
 when it first converts Python values to an array. pyspark imports distutils (or setuptools in its place) when
 it first creates a type. After every task, the garbage collector examines the objects of all these modules.
@@ -14,9 +14,9 @@ If a task fails, Spark closes the connections to the workers of the stage's othe
 then prints a stack trace for each of these workers. These traces hide the error of the task that failed. This
 daemon prints nothing.
 
-Executors must have our packages on their path before a job starts. This is the case on one machine and in
-packed environments, but not if `--py-files` ships our packages. So a profile for jobs with `--py-files` must
-not use this module.
+Executors must have this project's packages on their path before a job starts. This is the case on one machine
+and in packed environments, but not if `--py-files` ships the packages. So a profile for jobs with
+`--py-files` must not use this module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from socket import socket
 from conf.plugins import OPERATOR, READER
 from conf.process import collect_rarely
 
-# Modules that our Python workers run. These modules import numpy, pyarrow and pyspark. Workers that score
+# Modules that the Python workers use. These modules import numpy, pyarrow and pyspark. Workers that score
 # also import torch (`requested_imports`).
 IMPORTED = (
     "pyspark.sql.pandas.serializers",

@@ -46,11 +46,12 @@ _PACKED_TOGETHER = 16
 
 
 class TaskArguments(Generic[Argument]):
-    """A sequence of the arguments of a job's tasks. The index is the index of the task.
+    """A sequence of the arguments of a job's tasks. Element i is the argument of task i.
 
-    A task unpickles only a few arguments: its own, and those of some other tasks, which are packed together
-    with it. Every task unpickles the function that it runs. If the function referred to a tuple of all
-    arguments, the time of a job would grow with the square of the number of its tasks.
+    Arguments are pickled in small groups, and a task unpickles only the group that contains its own argument.
+    Every task also unpickles the function that it runs. If this function referred to a tuple of all
+    arguments, every task would unpickle all of them, so the time of a job would grow with the square of the
+    number of its tasks.
     """
 
     def __init__(self, arguments: Iterable[Argument]) -> None:
@@ -86,7 +87,7 @@ class Workers(ABC):
         """Returns the number of tasks that can run at the same time."""
 
     def gpu_groups(self, tasks: int) -> list[range]:
-        """Divides tasks into groups. Each group is for one process, which uses a GPU alone.
+        """Divides tasks into groups. One process runs each group, and no other process uses its GPU.
 
         The groups are in the order of the tasks. If no process has a GPU, there are no groups.
         """
@@ -301,7 +302,7 @@ def _end_with_parent() -> None:
 
 @lru_cache(maxsize=1)
 def _function(file: str) -> Callable[[int], str]:
-    """Returns the function in a file: all tasks of one call of `run` or `collect` run this function."""
+    """Returns the function that is pickled in a file. All tasks of one call of `run` or `collect` run it."""
     if return_freed_memory(_KEPT_BYTES):
         pa.default_memory_pool().release_unused()
     function: Callable[[int], str] = pickle.loads(Path(file).read_bytes())

@@ -35,7 +35,8 @@ class Member:
 
     Attributes:
         dt, digest: the date of the partition, and the digest of its manifest.
-        label: only the partition's files with this label belong to the split; None if all its files do.
+        label: the split that the partition's manifest gives for the files of these rows; None if all files of
+            the partition belong to the split.
         clicks: number of rows with label 1; None if the dataset was published by an earlier release, because
             such releases did not count clicks.
     """
@@ -219,7 +220,7 @@ def id_features_of(lake: LakePaths, spec: FeatureSpec, column: str) -> list[str]
 def split_partitions(
     lake: LakePaths, dataset: Dataset, split: Split
 ) -> list[tuple[Partition, Manifest, str | None]]:
-    """Returns (feature partition, manifest, file label) for each partition of a split, in date order.
+    """Returns (feature partition, manifest, Member.label) for each partition of a split, in date order.
 
     Raises:
         DataError: a partition was replaced by different rows after the dataset was published.

@@ -253,7 +253,7 @@ def damaged_file(path: str, difference: str) -> DataError:
     folder = below.rpartition("/dt=")[0] or below.split("/")[0]
     dt = below.partition("/dt=")[2].split("/")[0]
     job = job_of(folder)
-    # The run date and the mode of build_features depend on the datasets, which only fsck reads.
+    # The datasets show which run of build_features writes the file again. Only fsck reads the datasets.
     run = "the command that it prints for this file" if job == BUILD_FEATURES else f"run {job} for {dt} again"
     return DataError(
         f"{path}{_IS_DAMAGED}{difference}",

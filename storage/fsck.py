@@ -20,7 +20,7 @@ from storage.paths import LakePaths, Partition
 
 _THREADS = 8
 _WORKFLOW = "workflow"
-_OF_RUN_DATES = ("users", "items", "item_titles", "datasets")  # the other tables have days of logs
+_OF_RUN_DATES = ("users", "items", "item_titles", "datasets")  # dt is a run date
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ class _Build:
 
 
 def _with_run(damage: Damage, builds: Sequence[_Build]) -> Damage:
-    """Returns the damage. If build_features writes its table, the remedy is the command of the right run.
+    """Returns the damage. If build_features writes the damaged table, the remedy is a command.
 
-    A run with another run date, or another mode, would not write the damaged file again: it would have
-    another workflow version, or other days.
+    The command repeats the run that wrote the damaged file. A run with another run date or another mode would
+    not write this file again, because it would have another workflow version, or other days.
     """
     if not damage.table or job_of(damage.table) != BUILD_FEATURES:
         return damage

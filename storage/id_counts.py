@@ -21,7 +21,7 @@ _VOCABULARY = "vocabulary"
 
 @dataclass(frozen=True)
 class IdCounts:
-    """The files with the counts of ids. Only paths and names are stored.
+    """The paths of the files with the counts of ids. The method `read` reads the counts.
 
     Attributes:
         files: Parquet files with the columns `column` (the name of a vocabulary), `id` and `count`.

@@ -38,7 +38,8 @@ log = logging.getLogger("nightrank.lease")
 
 HEARTBEAT_S = 20.0
 EXPIRES_S = 120.0
-# Seconds without a renewal after which an old ticket of a running process of this machine is ignored.
+# If an old ticket belongs to a running process of this machine, this process watches it for so many seconds,
+# and ignores it only if it is not renewed meanwhile.
 _WATCH_S = 2.5 * HEARTBEAT_S
 # If several processes request a lease at the same time, one of them must hold it within this time.
 _SETTLE_S = 20.0
@@ -264,7 +265,7 @@ class _Lease:
         return tickets
 
     def _unchanged_s(self, info: Any) -> float:
-        """Returns for how many seconds this process has seen the same time of modification of a ticket.
+        """Returns for how many seconds this process has watched a ticket that was not renewed meanwhile.
 
         Python measures these seconds with a clock that is never set.
         """

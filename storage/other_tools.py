@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("nightrank.publish")
 
 LOCK_NAME = ".lock"
-# This name comes first in sorted order, because a tool that needs a few rows may read only the first file. A
-# folder of JSON lines or CSV also gets a .gz file: Spark would read the lines of a text file as rows, but it
-# fails on a .gz file that is not compressed.
+# The name of the unreadable file that a folder contains while its links are replaced. The name comes first in
+# sorted order, because a tool that needs a few rows may read only the first file. A folder of JSON lines or
+# CSV also gets a .gz file: Spark would read the lines of a text file as rows, but it fails on a .gz file that
+# is not compressed.
 STOP = "0-being-replaced"
 _STOPS = {
     ".parquet": (".parquet",),

@@ -208,7 +208,7 @@ class LakePaths:
         return self._table("copies", config_name, table, internal=True)
 
     def tables_of_copies(self, config_name: str) -> list[Table]:
-        """Returns the locations of the tables in `copies/<config name>` with data files, published or not."""
+        """Returns the location of each table in `copies/<config name>` that has files, published or not."""
         folder = f"{self.root.rstrip('/')}/{DATA}/copies/{config_name}"
         names = sorted(info.base_name for info in file_io.list_files(folder))
         return [self.copies(config_name, name) for name in names]
@@ -347,7 +347,7 @@ class LakePaths:
         return self._table("workflow", version).path
 
     def feature_spec(self, workflow_version: str) -> str:
-        """Returns the path of a version's `feature_spec.json`. The folder of its features has a copy."""
+        """Returns the path of a workflow version's `feature_spec.json`. Its folder of features has a copy."""
         return f"{self.workflow(workflow_version)}/feature_spec.json"
 
     def models(self, name: str) -> str:

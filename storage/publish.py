@@ -1,7 +1,8 @@
 """Replaces a date partition: writes files under new names, verifies them, and replaces the manifest.
 
-If a job is killed before it has replaced the manifest, readers see the previous rows. Afterwards they see the
-new rows. `publish_rows` publishes the rows of an Arrow table or of a Spark frame, sorted by one column.
+Readers see the previous rows until the manifest is replaced, even if the job is killed before this.
+Afterwards they see the new rows. `publish_rows` publishes the rows of an Arrow table or of a Spark frame,
+sorted by one column.
 """
 
 from __future__ import annotations
@@ -154,9 +155,9 @@ def publish_files(
         partition: where to publish the files.
         files: maps the name of each file (storage.file_digests.named, or `with_footer`), relative to the
             partition's folder, to its label (the split of its rows, or None). A file without a digest in its
-            name is read to compute the digest. A file without a footer in its name is opened. The partition
-            has the rows of the first file, then those of the second file, and so on. At least one file is
-            needed, because it defines the columns; this file may have no rows.
+            name is read to compute the digest. A file whose name does not describe the footer is opened to
+            read the footer. The partition has the rows of the first file, then those of the second file, and
+            so on. At least one file is needed, because it defines the columns; this file may have no rows.
         inputs, expected_rows, rows_in, dropped, facts, rules, grace_hours: as in `publish`.
 
     Raises:

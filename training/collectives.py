@@ -102,7 +102,8 @@ class LocalCollectives:
 ALONE = LocalCollectives()
 
 
-# A differentiable gather of all ranks' vectors. Each rank receives the gradients of its vectors.
+# The code below gathers the vectors of all ranks. In the backward pass, each rank receives the gradients of
+# its own vectors.
 
 
 def gather_vectors(values: Tensor, first: int, collectives: Collectives) -> Tensor:

@@ -56,7 +56,7 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
 def side_stream(
     device: torch.device, purpose: Literal["loader", "requests", "scoring"]
 ) -> torch.cuda.Stream | None:
-    """Returns the stream of this process on which a GPU works beside its main stream; None for a CPU.
+    """Returns a CUDA stream that this process uses beside the main stream of the GPU; None for a CPU.
 
     Each purpose has one stream, which all threads share. With a new stream for each use, memory would be
     lost: torch reuses freed memory only on the stream for which it was allocated. Work of different threads
@@ -110,7 +110,7 @@ def vector_dtype(device: torch.device) -> torch.dtype:
     return torch.float32
 
 
-# The number of threads that torch uses on a CPU.
+# The code below sets the number of threads that torch uses on a CPU.
 
 
 @contextmanager

@@ -32,7 +32,8 @@ Report = Callable[[Mapping[str, Any]], None]
 _TIMEOUT_S = 5.0
 _LONGEST_LINE_BYTES = 64 * 1024
 _MAX_WAITING_ENTRIES = 256
-# The connections may be those of rank 0, of former ranks 0 whose machines were lost, and of unknown senders.
+# Rank 0 needs one connection. There may be more: those of former ranks 0 whose machines were lost, and those
+# of unknown senders.
 _MAX_CONNECTIONS = 16
 # A sender that has no entries sends an empty line this often. So the listener can detect and close lost
 # connections.
@@ -106,7 +107,7 @@ class Listener:
 
 
 def _read_token(connection: socket.socket, length: int) -> bytes:
-    """Returns the first line of a sender, which must have `length` bytes and arrive within seconds.
+    """Returns the first line of a sender, which must have `length` bytes and arrive within `_TIMEOUT_S`.
 
     Raises:
         TimeoutError: the complete line did not arrive in time.

@@ -1,4 +1,4 @@
-"""Carries out a planned erasure: rewrites files, publishes partitions, deletes the old files, and records it.
+"""Carries out a planned erasure: rewrites files, publishes partitions, deletes old files, writes a record.
 
 Auditors and later attempts read the record of an erasure, `erasures/<run date>-<digest>.json`. The
 record contains the salted digests of the users, never their ids. The job writes the record with the status
@@ -70,8 +70,8 @@ class Record:
 
     Attributes:
         run_date: the run date of the job.
-        through: a day. When jobs read the raw logs of this day and of earlier days, they leave out the users'
-            rows. It is the run date, or the last day with rows of the users in the lake if that day is later.
+        through: the last day whose raw log jobs read without the users' rows. This is the run date or, if it
+            is later, the last day with rows of the users in the lake.
         users: the salted digests of the users' ids.
         status: whether the erasure is complete.
         started_at, completed_at: times in UTC.

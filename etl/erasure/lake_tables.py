@@ -1,4 +1,4 @@
-"""Lists the published partitions of a lake. Finds the rows of users in them, and the rows that remain."""
+"""Lists a lake's published partitions. Finds rows of users in them, and the rows that an erasure keeps."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _is_log(one: PublishedPartition, config: Config) -> bool:
 def all_partitions(lake: LakePaths) -> list[PublishedPartition]:
     """Returns all published partitions.
 
-    They include days of raw logs in the lake, if the folder of the day has a manifest.
+    The result includes days of raw logs in the lake, if the folder of the day has a manifest.
 
     Raises:
         DataError: a manifest is damaged, or a newer release wrote it.
@@ -129,7 +129,7 @@ FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
 # The next run computes these tables again from the raw log, without the erased users. Removing the users' ids
 # would not be enough, because the value counts of all other columns also include the users' rows.
 COMPUTED_AGAIN = (TYPED, PREPARED, VALUE_COUNTS)
-# These tables also contain users who are in the table `users`, but have no row in the log.
+# These tables of the lake also contain users who are in the raw table `users`, but have no row in the log.
 OF_LISTS = ("users", "candidates", "recommendations")
 _FEATURES_DT = "features_dt"
 _COUNTED = {"column", "value"}
@@ -146,8 +146,8 @@ class UsersToErase:
         column: the raw column with the id of the user.
         fields: finds ids in rejected lines of the log.
         in_json: whether the quarantine stores rows as JSON, as it does for Parquet logs.
-        by_integer: name of the lake's table with the copied rows of the table `users`, if ids of this table
-            and of the log are compared as integers; otherwise empty.
+        by_integer: set if ids of the log and of the raw table `users` are compared as integers. Then it is
+            the name of the table in the lake into which Spark copies the rows of `users`. Otherwise empty.
         of_lists: other ids under which lists and features of the same users are stored
             (plan.with_ids_of_lists).
     """
@@ -338,8 +338,8 @@ class UserTables:
 
     Attributes:
         vocabularies: names of the vocabularies whose values are ids of users.
-        keyed: maps the name of each table whose keys contain ids of users to the positions of these ids among
-            the parts of a key.
+        keyed: the tables whose keys contain ids of users. A key has one or more parts. Maps the name of each
+            table to the positions of the ids among these parts.
         features: names of the features whose values are ids of these vocabularies.
     """
 
@@ -395,8 +395,8 @@ def tombstones(ids: pa.ChunkedArray) -> pa.Array:
 def refresh_workflow(lake: LakePaths, version: str, tables: UserTables) -> None:
     """Updates the numbers of rows in workflow.json after rows of a version's tables have been removed.
 
-    These are the number of rows of each table, and the numbers of rare values and of their occurrences in
-    each vocabulary of user ids.
+    The file has the number of rows of each table. For each vocabulary of user ids, it also has the number of
+    rare values, and the number of rows in which they occur.
     """
     stored = read_version(lake, version)
     changed = {**stored, "tables": dict(stored["tables"]), "vocabularies": dict(stored["vocabularies"])}

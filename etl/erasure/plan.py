@@ -46,9 +46,9 @@ from storage.read_parquet import read_file
 _RECOMMENDATIONS, _USERS = "recommendations", "users"
 _WITH_VALUES = (PROFILES, "quality")
 
-# The partitions of the tables _FIRST are published first, those of _LAST last, and all others in between. The
-# plan for some tables needs the users' rows in other tables. Those other tables are published later. So if
-# the job is killed, the next attempt still finds the users' rows in them.
+# The partitions of the tables _FIRST are published first, those of _LAST last, and all others in between. To
+# find the users' rows in some tables, the plan needs their rows in other tables. It publishes those other
+# tables later. So if the job is killed, the next attempt still finds the users' rows in them.
 _FIRST, _LAST = (SCORES, _RECOMMENDATIONS, "candidates", _USERS), (FEATURES,)
 
 
@@ -59,7 +59,7 @@ class UserRows:
     Attributes:
         published: the published partition that contains the rows.
         rule: the rule that finds the rows.
-        files: maps the path of each file with rows of the users to the number of these rows. Paths have the
+        files: for each file with rows of the users, maps its path to the number of these rows. Paths have the
             form that the manifest uses.
         rows: the users' rows, with the columns that the rule reads.
     """
@@ -81,7 +81,7 @@ class ErasurePlan:
 
     Attributes:
         partitions: all partitions, in the order in which they are published.
-        rows: maps the paths of the partitions with rows of the users to these rows.
+        rows: for each partition with rows of the users, maps its path to these rows.
         manifests: maps the path of each partition to its new manifest. The manifest lists files by their old
             paths.
         digests: maps the old digest of each changed partition to its new digest.
@@ -216,8 +216,9 @@ def _is_computed_again(
 
     This is true for partitions of typed or prepared rows that contain rows of the users. It is also true for
     the value counts and profiles of days that have rows of the users, or may have some (`_unknown_days`).
-    They may contain no id of a user, but a fit must count exactly the rows that it reads. When the next run
-    computes the value counts of a day, it also computes the day's quarantine again.
+    Even without an id of a user, their counts include the users' rows, but a fit must count exactly the rows
+    that it reads. When the next run computes the value counts of a day, it also computes the day's quarantine
+    again.
     """
     day = _day_of(published)
     if published.kind == PROFILES:
@@ -251,7 +252,7 @@ def _prepared_days(rows: Mapping[str, UserRows]) -> set[tuple[str, str]]:
 def _logged_rows(matched: UserRows, config: Config) -> int:
     """Returns how many of the users' rows in a partition come from the log.
 
-    The other rows are drawn negatives.
+    The other rows are negatives, which a job has drawn at random.
     """
     of_log_only = "negatives" not in matched.published.manifest.inputs
     if matched.published.kind != FEATURES or of_log_only or config.negatives is None:
@@ -294,13 +295,15 @@ def _draft(
     recounted: set[str],
     done: frozenset[str],
 ) -> Manifest:
-    """Returns the manifest of a partition after the users' rows are removed. It still has the old inputs.
+    """Returns the manifest of a partition after the users' rows are removed.
+
+    The digests of the partition's inputs are still the old ones. `settle` replaces them later.
 
     Args:
         published: the published partition, with its old manifest.
         matched: the rows of the users in the partition; None if there are none.
         users: the users to erase.
-        logged: maps the path of each partition with rows of the users to the number of these rows that come
+        logged: for each partition with rows of the users, maps its path to the number of these rows that come
             from the log.
         removed: the result of `_removed_by_day`.
         recounted: the days whose value counts the next run computes again.
@@ -319,7 +322,7 @@ def _draft(
         unused = removed.get(_day_of(published), 0)
         manifest = replace(manifest, dropped=_dropped(manifest.dropped, matched, unused))
         misdated = Misdated.from_facts(manifest.facts)
-        if unused and misdated and misdated.rows:  # No table says how many of these rows are removed.
+        if unused and misdated and misdated.rows:  # No table says how many of them are removed.
             facts = {name: value for name, value in manifest.facts.items() if name != MISDATED}
             manifest = replace(manifest, facts=facts)
     return manifest
@@ -361,7 +364,7 @@ def _with_lists(
     partitions: Sequence[PublishedPartition],
     done: frozenset[str],
 ) -> Manifest:
-    """Returns the manifest of the lists of a date. Its numbers of users exclude the erased users."""
+    """Returns `manifest`. If it describes recommendations, its numbers of users exclude the erased users."""
     if published.kind != _RECOMMENDATIONS or published.manifest.digest in done:
         return manifest
     version = manifest.facts.get("workflow_version", "")
@@ -413,12 +416,13 @@ def _hidden(value: Any, ids: frozenset[str]) -> Any:
 
 
 def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]) -> Manifest:
-    """Returns a manifest of lists. Its numbers of users exclude the erased users.
+    """Returns the manifest of recommendation lists with numbers of users that exclude the erased users.
 
     Args:
         manifest: the manifest of a date of `recommendations`.
         with_list: the removed rows, with the column user_id.
-        users: the erased users of the run that made the lists. Those without rows in `with_list` had no list.
+        users: the erased users who were among the users of the run that made the lists. If a user has no row
+            in `with_list`, the run made no list for this user.
     """
     facts = dict(manifest.facts)
     entries = pc.value_counts(with_list[USER_ID])
@@ -474,12 +478,12 @@ def settle(
     clicks: Clicks,
     config: Config,
 ) -> dict[str, Manifest]:
-    """Returns the manifests with inputs and members that refer to the new digests.
+    """Returns the manifests, in which the new digests of other partitions replace the old ones.
 
     Args:
         partitions: all partitions, with their published manifests.
-        drafts: maps the path of each partition to its manifest without the users. This manifest has the old
-            inputs.
+        drafts: maps the path of each partition to its manifest without the users. In this manifest, the
+            digests of other partitions are still the old ones.
         changes: the changed digests. The function adds further changes.
         clicks: maps (workflow version, day, split of the files) to the number of removed rows with label 1.
         config: the configuration. It sets how many earlier days a history covers.
@@ -504,7 +508,7 @@ def _with_new_inputs(manifest: Manifest, changes: DigestChanges) -> Manifest:
 
 
 def _with_members(manifest: Manifest, changes: DigestChanges, clicks: Clicks) -> Manifest:
-    """Returns a dataset's manifest whose members have the new digests and the remaining numbers of clicks."""
+    """Returns a dataset's manifest with the new digests and numbers of clicks of its feature partitions."""
     facts = dict(manifest.facts)
     version = facts["workflow_version"]
     splits = {split: [Member(**member) for member in members] for split, members in facts["splits"].items()}
@@ -521,7 +525,7 @@ def _with_members(manifest: Manifest, changes: DigestChanges, clicks: Clicks) ->
         return replace(member, digest=digest, clicks=None if member.clicks is None else member.clicks - lost)
 
     new = {split: [changed(member) for member in members] for split, members in splits.items()}
-    for unique in (False, True):  # publish_latest combines each digest only once
+    for unique in (False, True):  # publish_latest combines distinct digests
         changes.add(_combined(splits, unique), _combined(new, unique))
     changes.add(_dataset_digest(manifest, splits), _dataset_digest(manifest, new))
     facts["splits"] = {split: [dict(vars(member)) for member in members] for split, members in new.items()}
@@ -540,9 +544,9 @@ def _dataset_digest(manifest: Manifest, splits: Mapping[str, Sequence[Member]]) 
 
 
 def _add_windows(partitions: Sequence[PublishedPartition], changes: DigestChanges, config: Config) -> None:
-    """Adds changed digests to `changes`: for each day, the digest of all last clicks before the day.
+    """Adds the changed digests of the clicks from which histories are computed to `changes`.
 
-    Histories are computed from these clicks.
+    For each day, such a digest combines the digests of the partitions of `last_clicks` before the day.
     """
     if config.history is None:
         return

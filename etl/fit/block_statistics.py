@@ -45,9 +45,10 @@ _COUNTED = ("moments", "quantiles", "mergeable", "counts")
 class BlockStatistics:
     """A source of statistics (StatisticsSource) that reads the training rows in blocks.
 
-    A round makes one pass over the rows for all its steps, and a second pass for operators that read rows
-    twice. In the first pass, tasks write two kinds of files: statistics by key, and value counts of the
-    steps' inputs. CountStatistics computes vocabularies, moments and quantiles from these counts.
+    Steps are fitted in rounds. A round makes one pass over the rows for all its steps, and a second pass for
+    operators that read rows twice. In the first pass, tasks write two kinds of files: statistics by key, and
+    value counts of the steps' inputs. CountStatistics computes vocabularies, moments and quantiles from these
+    counts.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class BlockStatistics:
     def _group(
         self, requests: Sequence[ChainRequest], of_rows: Mapping[str, BlockStep], measured: Measured
     ) -> dict[str, Statistics]:
-        """Publishes the keyed tables of the steps with statistics by key."""
+        """Publishes a table (a keyed table) for each step that needs statistics by key."""
         steps = {key: step for key, step in of_rows.items() if step.operator.needs == "groups"}
         if not steps:
             return {}
@@ -175,8 +176,8 @@ class BlockStatistics:
 def _reads_rows(step: Step) -> bool:
     """Returns whether a step needs a pass over the rows.
 
-    A Categorify step needs no pass if the configuration lists the values of its vocabulary (`values`), or if
-    only other columns of the vocabulary are counted (`counts: false`).
+    A Categorify step needs no pass if the configuration lists the values of its vocabulary (`values`). It
+    also needs none with `counts: false`, because only other columns add values to the vocabulary then.
     """
     operator = step.operator
     return not isinstance(operator, Categorify) or (operator.counts and operator.values is None)
@@ -189,14 +190,14 @@ def _block_step(request: ChainRequest, step: Step) -> BlockStep:
 
 
 def _counted_column(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the column of value counts of a step's first input. The column's name is the step's key."""
+    """Returns the column that has the value counts of a step's first input. Its name is the step's key."""
     name, kind = request.key(step), request.types[step.inputs[0]]
     chain = FittedChain((name,), (_ELEMENTS.get(kind, kind),), (), ())
     return DerivedColumn(name, chain, name)
 
 
 def _facts(step: BlockStep, steps: Mapping[str, BlockStep], measured: Measured) -> dict[str, Any]:
-    """Returns `Operator.facts` of the step's operator, from the statistics over all training rows."""
+    """Returns what a step's operator computes from statistics over all training rows (`Operator.facts`)."""
     if not step.operator.of_all_rows:
         return {}
     owner = next(other for other in steps.values() if other.operator == step.operator)
@@ -228,7 +229,8 @@ def derived_from_raw(request: ChainRequest, step: Step) -> DerivedColumn:
 class CountStatistics:
     """A source of statistics (StatisticsSource) that reads value counts.
 
-    With the default `column_of`, all steps must be countable (`etl.fit.rounds.is_countable`).
+    With the default `column_of`, the value counts of one raw column must suffice for the statistics of each
+    step (`etl.fit.rounds.is_countable`).
     """
 
     def __init__(

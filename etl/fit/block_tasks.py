@@ -53,10 +53,11 @@ class Measured:
     Attributes:
         counts: the value counts of the steps whose values are counted. The name of a column of counts is the
             step's key.
-        parts: maps the key of each step with statistics by key to the files that `write_parts` wrote for it.
+        parts: maps the name of a step to the files with its partial statistics, which `write_parts` wrote.
+            Only steps whose operator needs statistics by key have such files.
         whole: the statistics over all rows, for operators that need them (`of_all_rows`). If several steps
             have equal operators, only the key of the first step is mapped to these statistics.
-        lists: maps the key of each step that aggregates lists to its aggregates.
+        lists: for each step that aggregates lists, maps its key to its aggregates.
         files: the paths of all files that were written.
     """
 
@@ -75,7 +76,7 @@ def measure_blocks(
     folder: str,
     latest: int,
 ) -> Measured:
-    """Computes value counts and parts of statistics of all steps in one pass over the training rows.
+    """Computes value counts and partial statistics of all steps in one pass over the training rows.
 
     Args:
         workers: the processes that run the tasks of `blocks`.
@@ -158,7 +159,7 @@ def _measure_task(
 
 
 def _owners_of_whole(steps: Sequence[BlockStep]) -> set[str]:
-    """Returns the key of the first step with each operator that needs statistics over all rows."""
+    """Returns, for each operator that needs statistics over all rows, the key of its first step."""
     owners: list[BlockStep] = []
     for step in steps:
         if step.operator.of_all_rows and all(step.operator != owner.operator for owner in owners):
@@ -227,15 +228,15 @@ def merge_by_key(
     folders: Mapping[str, str],
     row_group_rows: int,
 ) -> dict[str, KeyedFiles]:
-    """Merges the parts of steps by key, and writes one file for each range of keys of a step's table.
+    """Merges the partial statistics of steps by key, and writes one file for each range of keys.
 
-    For a step whose operator reads rows twice, the files contain merged parts and means. `measure_squares`
-    reads these files.
+    For a step whose operator reads rows twice, the files contain the merged partial statistics and means.
+    `measure_squares` reads these files.
 
     Args:
         workers: the processes that run one task for each range of a step.
         steps: maps the key of each step to the step.
-        parts: maps the key of each step to the files of its parts.
+        parts: maps the key of each step to the files with its partial statistics.
         folders: maps the key of each step to the folder for its files.
         row_group_rows: maximum number of rows of a Parquet row group.
     """
@@ -256,11 +257,12 @@ def merge_by_key(
 
 @dataclass(frozen=True)
 class _MergeTask:
-    """A task that merges the parts of one step in one range of keys.
+    """A task that merges the partial statistics of one step for the keys of one range.
 
     Attributes:
-        first: the file with the merged parts of the first pass over the rows, if the second pass wrote
-            `paths`; otherwise None.
+        paths: the files with the partial statistics.
+        first: if the second pass over the rows wrote `paths`, the file with the merged statistics of the
+            first pass; otherwise None.
     """
 
     operator: Operator
@@ -329,7 +331,7 @@ def measure_squares(
 
     Args:
         workers, blocks, steps, tables, folders, row_group_rows: as for `measure_blocks` and `merge_by_key`.
-        merged: maps the key of each step to the files with merged parts and means.
+        merged: maps the key of each step to the files with merged partial statistics and means.
 
     Returns:
         (tables, files): a mapping from the key of each step to the files of its final table, and the paths of
@@ -366,7 +368,8 @@ def _squares_task(
 ) -> str:
     """Runs one task of `measure_squares`.
 
-    Returns JSON that maps the key of each step to the file with its parts. A step without rows has no entry.
+    Returns JSON that maps the key of each step to the file with its partial statistics. A step without rows
+    has no entry.
     """
     by_key = {step.key: PartsByKey() for step, _, _ in steps}
     files_of = {step.key: files for step, files, _ in steps}
@@ -404,7 +407,7 @@ class BlockStep:
     Attributes:
         key: the name of the step in error messages. Each measured step has a different key.
         before: the earlier steps of the step's chain, which are already fitted.
-        inputs: the names of the values of `before` that the step reads.
+        inputs: the names of the values that the step reads: raw columns, or results of `before`.
         kind: the type of the first input.
     """
 

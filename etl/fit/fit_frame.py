@@ -59,8 +59,8 @@ def fit_frame(
 ) -> LocalWorkflow:
     """Returns a workflow that is fitted on all rows of a table. Its tables are in memory.
 
-    The fitted values equal those of build_features for one training day with these rows, if the `row_id` of
-    a row is its position. The version of the workflow is a digest of the features and of all fitted values.
+    build_features would fit the same values on a single training day with these rows, where the `row_id` of
+    each row is its position. The version of the workflow is a digest of the features and all fitted values.
 
     Args:
         rows: a table with the columns of `columns_of`. The table may lack the column with the label.
@@ -332,7 +332,7 @@ class MemoryTables(LocalTables):
     Attributes:
         vocabularies: maps the name of each vocabulary to its entries (column, value, id, count, last_seen),
             sorted by id.
-        keyed_tables: maps the name of each other table to the table, which has the column `key`.
+        keyed_tables: all other tables, by name. Each of them has a column `key`.
     """
 
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The inputs and the rounds of a fit. A round consists of the steps that are fitted together."""
+"""Plans and runs a fit in rounds, and defines its inputs. The steps of a round are fitted together."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _advance(fitted: list[int], groups: Sequence[ChainSteps]) -> None:
 
 
 def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> list[ChainSteps]:
-    """Returns each chain's next steps that can be fitted, or reused from the parent, without statistics."""
+    """Returns, for each chain, the next steps that need no statistics to be fitted, or to be reused."""
 
     def is_ready(step: Step) -> bool:
         need = step.operator.needs
@@ -133,8 +133,8 @@ def _choose(
 
     The steps are chosen from `waiting`, the next steps of the unfinished chains. All vocabularies are
     published together, so one round counts the values of all of them. Other steps in `waiting` normally get
-    their statistics in an earlier round. They share the round of the vocabularies only if value counts
-    suffice for all steps in `waiting`, and no later step needs a vocabulary.
+    their statistics in an earlier round. All of `waiting` shares one round only if value counts suffice for
+    all these steps, and no later step builds a vocabulary.
     """
     countable = [
         group for group in waiting if has_value_counts and is_countable(chains[group.chain], group.first)
@@ -300,8 +300,8 @@ class ChainRequest:
     Attributes:
         index: index of the chain in the list of all chains.
         before: the part of the chain before these steps, already fitted.
-        types: maps the name of each value that `before` reads or computes to the type of the value.
-        cardinalities: maps the name of each value that contains ids to the number of embedding rows.
+        types: for each value that `before` reads or computes, maps its name to its type.
+        cardinalities: for each value that contains ids, maps its name to the number of embedding rows.
     """
 
     index: int

@@ -98,8 +98,9 @@ _PROBED = 2_000
 # If dates fit two notations, the one with the shorter time span is chosen if its span is less than this share
 # of the other span.
 _SHORTER = 0.5
-# Time zones by whose days a log may be divided into files, the more usual ones first. At most _ROWS_OF_ZONES
-# rows are compared. Up to the share _FEW_OUTSIDE of the rows may be late, so that their file has a later day.
+# Each file of a log may have the rows of one day in one of these time zones, the more usual zones first. At
+# most _ROWS_OF_ZONES rows are compared. Up to the share _FEW_OUTSIDE of the rows may be late, and so in the
+# file of a later day.
 _ZONES = (
     *("Europe/Berlin", "Europe/London", "America/New_York", "America/Chicago", "America/Los_Angeles"),
     *("America/Denver", "America/Sao_Paulo", "Europe/Athens", "Europe/Moscow", "Asia/Dubai", "Asia/Kolkata"),
@@ -254,13 +255,14 @@ def _quotients(values: pa.Array, divisor: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class ZoneOfDays:
-    """The time zones by whose days a log may be divided into files.
+    """The time zones in which the days of a log's files may begin and end.
 
     Attributes:
         outside: share of the rows whose UTC day is not the day of their file.
-        stored: the time zone of a timestamp column in Parquet files, if the days are days of this zone;
-            otherwise None.
-        zones: the zones in which the most rows have the day of their file, the most likely one first.
+        stored: the time zone that Parquet files store for the column, if the days of the files are days in
+            this zone; otherwise None.
+        zones: the zones in which the largest share of the rows is on the day of its file, the most likely
+            zone first.
     """
 
     outside: float
@@ -269,7 +271,9 @@ class ZoneOfDays:
 
 
 def zone_of_days(column: SampledColumn, sample: TableSample) -> ZoneOfDays | None:
-    """Returns the time zones by whose days the log may be divided into files; None for UTC, or if unknown.
+    """Returns the time zones in which the days of the log's files may begin and end.
+
+    Returns None if these days are UTC days, or if the time zones cannot be inferred.
 
     For at most `_ROWS_OF_ZONES` rows, the function compares the day of the row's time in each zone with the
     day in the name of the row's file. If times are strings with offsets from UTC, zones with these offsets
@@ -639,8 +643,9 @@ def _with_order_of_dates(column: SampledColumn, sample: TableSample) -> SampledC
     """Returns the column with the notation that fits best: day before month, or month before day.
 
     Columns without such dates are returned unchanged. The notation that fits more rows is chosen. If both fit
-    equally many, the days in the names of files decide; then the notation with a much shorter time span is
-    chosen. If this does not decide either, `other_format` of the result is the other notation.
+    equally many, the notation is chosen whose days agree better with the days in the names of files. If both
+    agree equally well, the notation with a much shorter time span is chosen. If this does not decide either,
+    `other_format` of the result is the other notation.
     """
     order = next((one for one in _ORDERS if one[0] in column.format), None)
     if column.type not in ("date", "timestamp") or order is None:

@@ -56,7 +56,8 @@ _ITEM_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("artikel", "produkt", "produit", "producto", "prodotto", "articulo", "articolo"), 10),
     **dict.fromkeys(("товар", "артикул", "продукт", "商品", "物品", "アイテム", "상품"), 10),
 }
-# If all words in a column's name have fewer points, the key is doubtful; with few values, it is not a key.
+# If all words in a column's name have fewer points, it is doubtful whether the column is a key. If the column
+# also has few values, it is not a key.
 _SURE = 5
 # A column of e-mail addresses, or of their hashes, gets these points for the role of the user.
 _ADDRESS_POINTS = 10
@@ -118,7 +119,7 @@ _ACTION = re.compile(r"[^\W\d_]{2,}([ _.:-][^\W\d_]+){0,2}")
 LABEL_NAME = re.compile(
     r"click|label|target|conver|purchas|bought|engag|(^|_)(y|ctr|response|outcome)($|_)", re.IGNORECASE
 )
-# Such a column says whether a purchase was verified, not whether the row is a purchase.
+# Names of columns that say whether a purchase was verified, not whether the row is a purchase.
 NO_LABEL_NAME = re.compile(r"verified", re.IGNORECASE)
 _WEAK_LABEL_NAME = re.compile(r"like|favou?rite|is_read|(^|_)read($|_)|watched|finish", re.IGNORECASE)
 _RATING_NAME = re.compile(r"rating|(^|_)(score|stars?|grade|rate)($|_)|overall", re.IGNORECASE)
@@ -233,7 +234,8 @@ class Roles:
     """What the columns of a log mean.
 
     Attributes:
-        user, item: the columns with the keys, the most likely one first. Empty if no column can be a key.
+        user, item: the columns that may have the ids of users and of items, the most likely one first. Empty
+            if there is no such column.
         time: the columns with times of rows, the most likely one first.
         time_of_day: the column with the time of day, if the first column of `time` has only dates; otherwise
             None.
@@ -286,7 +288,7 @@ def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
     """Returns the roles of the columns of a log of displays, whose last columns are the item and the click.
 
     A display is a set of items that were shown together. All rows of a display are adjacent and have the same
-    id. So the group is a column whose equal values are always adjacent.
+    id. So the column with this id (`group`) is one whose equal values are always adjacent.
     """
     *others, item, click = columns
     times = _times(others)
@@ -324,8 +326,8 @@ def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess
     """Returns which rows of a log are clicks.
 
     The label is a column of events. If there is none, the label is a column of numbers or flags whose name
-    means a label or a rating. If the files do not name their columns, it is the first column, if this has
-    only 0 and 1.
+    means a label or a rating. If the files do not name their columns, the label is the first column, provided
+    that it has only 0 and 1.
 
     A column such as `content_type` may contain a word for an event by chance. Columns of numbers and flags
     are preferred to it.
@@ -351,7 +353,7 @@ def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess
 
 
 def labels_of_numbers(columns: Sequence[SampledColumn]) -> list[LabelGuess]:
-    """Returns the labels in the first flag, such as `clicked`, and in the first rating, in this order."""
+    """Returns up to two labels: from the first column named like `clicked`, then from one named `rating`."""
     guesses = [_label_of_numbers(columns, pattern) for pattern in (LABEL_NAME, _RATING_NAME)]
     by_source = {guess.column.source: guess for guess in reversed(guesses) if guess and guess.column}
     return list(reversed(by_source.values()))
@@ -749,9 +751,10 @@ def is_id_name(source: str) -> bool:
 def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[SampledColumn]:
     """Returns the columns whose names contain one of the words, the best column first.
 
-    An id such as `product_id` is preferred to `product_name`. A column with fewer than `_FEWEST_KEYS`
-    distinct values is returned only if its name contains a word with at least `_SURE` points. In the search
-    for users, a column of e-mail addresses has at least `_ADDRESS_POINTS` points, even if it has few values.
+    `words` maps each word to its points; a column with more points is better. An id such as `product_id` is
+    preferred to `product_name`. A column with fewer than `_FEWEST_KEYS` distinct values is returned only if
+    its name contains a word with at least `_SURE` points. In the search for users, a column of e-mail
+    addresses has at least `_ADDRESS_POINTS` points, even if it has few values.
     """
 
     def points(column: SampledColumn) -> float:
@@ -772,7 +775,7 @@ def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[Sa
 
 
 def _weight(name: str, words: Mapping[str, int]) -> int:
-    """Returns the points of the word with the most points in a column's name; 0 if it has no such word."""
+    """Returns the most points that a word in a column's name has; 0 if the name has none of `words`."""
     return max((weight for word, weight in words.items() if word in name), default=0)
 
 

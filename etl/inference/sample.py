@@ -31,7 +31,7 @@ from etl.readers.text import rows_of_displays
 from storage import file_io
 
 # How much is read from the start of the first file and from the end of the last file: bytes of text files, or
-# rows of other formats. If the first file has less, the rest is read from the starts of files in between.
+# rows of other formats. If the first file has less, the rest is read from the starts of later files.
 _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
 # Maximum number of files that are read.
@@ -48,7 +48,8 @@ _NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
 _LONGEST_NAME = 64
 _NUMBER = re.compile(r"[+-]?(\d[\d.]*,\d+|\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SHOWN_ITEMS = re.compile(r"\S+[-:_][01]([ ,;|]\S+[-:_][01])*")
-# At most this number of bytes of displays are converted to rows, because a display becomes many rows.
+# At most this number of bytes of displays (items that were shown together) are converted to rows, because a
+# display becomes many rows.
 _DISPLAY_BYTES = 2 << 20
 _COMMA_OF_NUMBER = re.compile(r"(?<=\d),(?=\d)")
 _ENDINGS = {
@@ -74,9 +75,9 @@ class TableSample:
         separator: character between two fields; None if lines have no fields.
         has_names: whether the files name their columns. If not, the columns are named c1, c2 and so on.
         is_text: whether all values are strings, because the files have lines of separated fields.
-        rows: the first rows of the first file and of files in between, and the last rows of the last file,
-            which may be the same file as the first. If the last of several files can be read only from its
-            start, for example because it is compressed, its first rows are used instead.
+        rows: the first rows of the first file, the first rows of some later files, and the last rows of the
+            last file. If there is one file, it is both the first and the last. If the last of several files
+            can be read only from its start, for example because it is compressed, its first rows are used.
         parts: the files that were read, each with its number of rows, in the order of `rows`.
         is_whole: whether `rows` are all rows of the table.
         all_rows: estimated number of rows of all files; None if the first file has more rows than were read.
@@ -111,7 +112,7 @@ class TableSample:
 
 
 def read_sample(path: RawPath) -> TableSample:
-    """Reads the first rows of the first file and of files in between, and the last rows of the last file.
+    """Reads the first rows of the first file and of some later files, and the last rows of the last file.
 
     Raises:
         DataError: the files are empty or damaged, or the format cannot be recognised.
@@ -158,7 +159,7 @@ class _Part:
 
 
 def _texts(files: Sequence[str]) -> list[_Text]:
-    """Returns the starts of the first file and of files in between, and the end of the last file."""
+    """Returns the starts of the first file and of some later files, and the end of the last file."""
     head, is_whole = _head(files[0], _FIRST_BYTES)
     texts, left, between = [_Text(files[0], head, is_whole)], _FIRST_BYTES - len(head), _between(files)
     for number, file in enumerate(between):
@@ -213,7 +214,7 @@ def _sample(
     has_names: bool = True,
     is_text: bool = False,
 ) -> TableSample:
-    """Returns the sample of a table. `rows` are those of `parts`, which are some of `files`."""
+    """Returns the sample of a table. `rows` were read from `parts`, which are some of all `files`."""
     whole, all_rows = [part for part in parts if part.is_whole], None
     if parts[0].is_whole:
         total, read = (
@@ -315,7 +316,7 @@ def _separated(path: RawPath, texts: Sequence[_Text]) -> TableSample:
     for text in texts:
         of_file = _names_of(text.text, separator, quoted) if has_names else []
         if of_file and not set(names) <= set(of_file):
-            continue  # A run rejects a file without these columns.
+            continue  # A run would reject this file, because it lacks some of the columns.
         tables.append(_parsed(text.text, separator, of_file or names, has_names, quoted))
         tables[-1] = tables[-1].select([name for name in names if name.strip()])
         parts.append(_Part(text.file, tables[-1].num_rows, text.is_whole))

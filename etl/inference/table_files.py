@@ -119,7 +119,7 @@ def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
 
 
 def _common_pattern(templates: Sequence[str]) -> str | None:
-    """Returns a pattern for names with a placeholder for the day; None if there is none.
+    """Returns a glob pattern that fits all names (with a placeholder for the day); None if none fits.
 
     Folders and files may differ by numbers after the day, such as hours. In a folder whose name has the day,
     or below it, names of files may be completely different, but must have the same ending.

@@ -149,7 +149,7 @@ class LatestValues:
     """A reader of the values of each item's last events (section `last_values`) up to a day.
 
     Attributes:
-        tables: the reader of last values.
+        tables: reads and publishes the table `last_values` of the lake.
         day_after: the first day whose events are not used.
     """
 
@@ -299,11 +299,11 @@ class _Side:
         key: the column of the key.
         attributes: the table of attributes; None if there is none.
         columns: the features of the published rows.
-        of_events: the features in `columns` that are computed from earlier events alone: from the history of
-            clicks or, without a table of items, from the last values of items.
+        of_events: the features in `columns` that are computed only from earlier events. These are the
+            features of the click history and, without a table of items, those of the last values of items.
         values: the last values of items, for the features of items; None if no feature is computed from them.
         partition: the partition to publish.
-        inputs: the inputs of the partition.
+        inputs: the digests from which the partition is computed, as its manifest records them.
         current: the manifest of the partition if it was already published for these inputs; otherwise None.
     """
 
@@ -524,7 +524,7 @@ def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_ou
 
 
 def needs_log(plan: FeaturePlan, section: Section) -> bool:
-    """Returns whether the keys of a table of attributes depend on those of the log (needs_keys_of_log)."""
+    """Returns whether the keys of the log are needed to find the key of each row in a table of attributes."""
     _, name, table = _keyed_by(plan, section)
     return needs_keys_of_log(plan.config, table, name)
 

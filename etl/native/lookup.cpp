@@ -1,4 +1,4 @@
-// Finds the indices of values in a vocabulary, and the hash buckets of values. lookup.py and count_sums.py call it.
+// Finds the indices of values in a vocabulary, and the hash buckets of values. etl/native/distinct_values.py calls it.
 
 #include <algorithm>
 #include <cstdint>

@@ -149,7 +149,7 @@ class Scanned:
         counts: maps the index of a field to an int64 array. Element v is the number of rows with dictionary
             value v.
         broken: maps the index of each rejected line to the reason why the line was rejected.
-        unsplit: maps the index of each row that `split_lines` could not split to the reason.
+        unsplit: for each row that `split_lines` could not split, maps its index to the reason.
     """
 
     lines: int
@@ -226,7 +226,7 @@ def _set_values(
         split_lines: function that splits lines (see `scan`).
 
     Returns:
-        A mapping from the index of each row that could not be split to the reason.
+        For each row that could not be split, a mapping from its index to the reason.
     """
     block = memoryview(text)
     texts = pa.array([str(block[start:end], "utf-8") for _, start, end in ranges.tolist()], pa.string())
@@ -247,12 +247,12 @@ class ScannedJson:
     """The result of scanning one block of n JSON lines.
 
     Attributes:
-        columns: for each name, a dictionary array with the field's JSON text in each of n lines. It is null
-            if the line lacks the field, or if the field is null. A JSON string may lack its quotes
-            (json.cpp).
+        columns: for each name, a dictionary array with the field's JSON text in each of n lines. The text is
+            null if the line lacks the field, or if the field is null. The text of a string has no quotes,
+            unless the string is empty or looks like another JSON value (json.cpp).
         counts: for each name, an int64 array. Element v is the number of lines with dictionary value v.
         is_object: (n,) bool: which lines are JSON objects.
-        broken: maps the index of each line that `read_lines` rejected to the reason.
+        broken: for each line that `read_lines` rejected, maps its index to the reason.
     """
 
     columns: Sequence[pa.DictionaryArray]

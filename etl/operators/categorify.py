@@ -63,7 +63,7 @@ class FittedCategorify(Fitted):
     def _apply_lists(
         self, rows: DataFrame, value: Column, tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Computes the ids of each distinct list once, and joins them to the rows by a string of the list."""
+        """Computes the ids of each distinct list once, and joins them to the rows by the list as text."""
         key, ids = f"{tag}list", f"{tag}ids"
         # The string begins with the size of the list. Otherwise, an empty list and a list of one empty string
         # would have the same string.

@@ -45,7 +45,7 @@ def from_doubles(values: Any, nulls: Any) -> pa.Array:
 # with equal keys use them.
 
 # `groups_of` combines the codes of several columns into one int64. If more than _LARGEST combinations are
-# possible, `groups_of` first replaces those that occur by consecutive numbers.
+# possible, `groups_of` first replaces the combinations that occur by consecutive numbers.
 _LARGEST = 2**62
 
 

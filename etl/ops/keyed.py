@@ -95,7 +95,7 @@ class LookedUp:
     types: Mapping[str, pa.DataType]
 
     def __call__(self, name: str, rows: np.ndarray | None = None) -> pa.Array:
-        """Returns the values of a table's column for each row; null for a row whose key the table lacks.
+        """Returns the values of a table's column for each row; null if the key is not in the table.
 
         Args:
             name: the name of a column of the table.

@@ -128,7 +128,7 @@ class MergeableStatistic(ABC):
         """Returns the statistic as a JSON value: a number, string, list or dictionary with string keys."""
 
 
-# Statistics of training rows in the memory of one process.
+# The code below computes statistics of training rows that are in the memory of one process.
 
 _UNITS = 2.0**24  # As in etl/ops/keyed.py: sums of multiples of 6e-8 do not depend on the order of rows.
 _LARGEST = 10**38  # A Spark decimal has 38 digits.
@@ -385,7 +385,7 @@ def concat_groups(parts: Sequence[GroupParts]) -> GroupParts:
 
 
 def merge_groups(keys: Sequence[pa.Array], parts: Sequence[GroupParts]) -> tuple[pa.Array, GroupParts]:
-    """Merges parts by key. Returns the (size,) distinct keys, ascending by their bytes, and their parts.
+    """Merges parts by key. Returns the (size,) distinct keys, ascending by their bytes, and the merged part.
 
     `keys` has one array of strings without nulls for each part.
     """

@@ -253,7 +253,7 @@ def key_texts(config: Config, table: RawTable, rows: pa.Table, name: str) -> pa.
 def keyed_rows(
     config: Config, table: RawTable, rows: pa.Table, name: str, key: str, of_log: pa.Table | None = None
 ) -> pa.Table:
-    """Returns the rows of a table of attributes with the keys of the log.
+    """Returns the rows of a table of attributes. Their keys are written as in the log.
 
     `etl.spark.raw_frames.keyed_frame` returns the same rows as a frame. If integers are compared
     (`compares_integers`), the result has one row for each key. If several keys of the log are the same

@@ -263,7 +263,7 @@ def _rows_of(
     only_clicks: bool,
     index: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Runs one task: parses one file split. The last batch has one row, with the number of lines."""
+    """Runs one task: parses one file split. The last batch has one row: the split's number of lines."""
     lines = 0
     for parsed in read_split(splits[index], layout, parsed_columns):
         values = {**parsed.columns, ROW_ID: pa.array(parsed.row_lines + lines, pa.int64())}

@@ -113,7 +113,7 @@ class ValueTables:
         return pa.schema(list(fields.items()))
 
     def _without_places(self, rows: Rows) -> Rows:
-        """Leaves out the columns with places of events and, if the log has no times, those with times."""
+        """Leaves out the columns with places of events (_PLACE), and those with times if the log has none."""
         times = [_TIME + name for name in self.names] if self.timed else []
         kept = [ITEM_KEY, *self.names, *times]
         return rows.select(kept) if isinstance(rows, pa.Table) else rows.select(*map(_column, kept))
@@ -187,7 +187,8 @@ class _DayColumns:
 
     Attributes:
         columns: maps the name of each new column to the column of the log.
-        schema: the columns to return: item_key, and for each new column the value, its time and its place.
+        schema: the columns to return: item_key, and for each new column the value, the time of its event, and
+            the place of the event in the log (_PLACE).
         end: the first µs after the day. Events at or after this time are left out, because a wrong clock
             would otherwise make a value the last one for all later days. None if the log has no times.
     """
@@ -231,9 +232,9 @@ def last_of_table(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Returns the last value that is not null in each column, with one row per item that has a value.
 
     Args:
-        rows: item_key and, for each name, the value, the time of its event (int64 µs) and its place (int64).
-            The later of two values has the larger time or, with equal times, the larger place. An item may
-            have several rows.
+        rows: item_key and, for each name, the value, the time of its event (int64 µs), and the place of the
+            event in the log (int64). The later of two values has the larger time or, with equal times, the
+            larger place. An item may have several rows.
         names: the names of the columns of values.
 
     Returns:

@@ -92,9 +92,9 @@ class EarlierDays(Protocol):
 def earlier_digests(
     clicks: EarlierDays | None, values: EarlierDays | None
 ) -> dict[str, Callable[[str], str]]:
-    """Maps the name of each input from earlier days to a function that takes a day and returns a digest.
+    """Maps the name of each table of earlier days to a function that takes a day and returns a digest.
 
-    The inputs are the tables of earlier days that are joined with the rows of a day.
+    The rows of each day are joined with these tables. The digest covers the joined rows of the table.
 
     Args:
         clicks: the reader of earlier clicks; None if there are no histories, or if the log is not stored by
@@ -121,8 +121,8 @@ class PreparedPasses(ABC):
             workers: the processes that run the tasks.
             plan: the plan of the run.
             lake: data lake that the run reads and writes.
-            earlier: maps the name of each input from earlier days to a function. The function takes a day,
-                and returns a digest of the rows that are joined with the rows of this day.
+            earlier: maps the name of each table of earlier days to a function. The function takes a day, and
+                returns a digest of the table's rows that are joined with the rows of this day.
         """
         self._workers, self._plan, self._lake = workers, plan, lake
         self._earlier_digests = earlier
@@ -270,7 +270,7 @@ class PreparedPasses(ABC):
         return {"raw": raw.digest, "layout": self._plan.layout}
 
     def _prepared_inputs(self, raw: RawFiles) -> dict[str, str]:
-        """Returns the inputs of the prepared rows of a day, as recorded in their manifest."""
+        """Returns the digests from which a day's prepared rows are computed, as in their manifest."""
         known = self._inputs_of.get((raw.dt, raw.digest))
         if known is None:
             inputs = self._find_inputs(raw)
@@ -280,7 +280,7 @@ class PreparedPasses(ABC):
         return known
 
     def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
-        """Returns `inputs`, but with the digests of users and items with which the day was counted.
+        """Returns `inputs` with the digests of users and items that the day's value counts recorded.
 
         If another input of the day's value counts has changed, returns `inputs` unchanged.
         """

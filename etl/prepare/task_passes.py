@@ -354,7 +354,7 @@ class BucketTask:
         dt: the ISO date of the day.
         spills: for each file split of the day, the name under which its rows are stored, and the row_id of
             its first line.
-        bucket: the bucket to read.
+        bucket: the task reads the rows of users whose keys are in this hash bucket.
         file: path of the file to write. If `Preparation.split` is set, the task writes one file per split,
             each in a folder with the name of the split.
     """

@@ -482,7 +482,7 @@ def require_rows(quality: Quality, missing: Sequence[MissingRows], paths: Mappin
 
     Args:
         quality: the section `quality`, with the limits.
-        missing: the numbers of users and of items.
+        missing: the numbers of users and of items that have no row in their table.
         paths: maps each section to the path of its table, for the error message.
 
     Raises:

@@ -184,7 +184,7 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     total = 0
     for exponent, places in zip(kinds.tolist(), np.split(by_exponent, starts[1:]), strict=True):
         high, low = significands[places] >> 31, significands[places] & (2**31 - 1)
-        # With more cells, the sums use Python integers, which cannot overflow.
+        # From 2**31 cells on, the sums use Python integers, which cannot overflow.
         of_places = times[places] if few_cells else times[places].astype(object)
         highs, lows = int((high * of_places).sum()), int((low * of_places).sum())
         shift = exponent - 53 + 1074

@@ -26,7 +26,7 @@ from storage.paths import Partition
 
 log = logging.getLogger("nightrank.etl")
 
-# Key in the facts of a quarantine's manifest: maps each reason to the number of lines that were not stored.
+# Key in `Manifest.facts` of a quarantine. Its value maps each reason to the number of lines not stored.
 NOT_KEPT = "not_kept"
 _SHOWN_ROWS = 200  # Number of quarantined rows that are read to show their values in an error message.
 

@@ -245,7 +245,8 @@ class LineFields:
 
     Attributes:
         separator: the separator of the fields.
-        integers: whether ids are integers. If so, `007` and `7.0` are the id `7`, as for readers.
+        integers: whether ids are integers. If so, `007` and `7.0` are the id `7`, as they are for the code
+            that reads the log.
         decimal_separator: the character before the decimals of a number.
     """
 
@@ -255,7 +256,7 @@ class LineFields:
 
     @classmethod
     def of(cls, table: RawTable, keys: Keys | None) -> LineFields:
-        """Returns the rule for the lines of a log with these keys."""
+        """Returns an object that finds ids of users in the lines of the log `table`."""
         integers = keys is not None and table.types[keys.user] == "int"
         return cls(table.field_separator, integers, table.decimal_separator)
 

@@ -464,7 +464,8 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
 
 _FOOTER_MAGIC = b"PAR1"
 _END_BYTES = 8  # Size of the end of a file: the length of the footer, and the magic bytes.
-# In a copy of the footer, the second key replaces the first. Both keys must have the same length.
+# In a copy of the footer, the second key replaces the first, so that Arrow finds no Arrow schema. Both keys
+# must have the same length.
 _ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"
 
 

@@ -31,7 +31,8 @@ _PIECE_BYTES = 1 << 19  # Number of bytes that are decompressed at once. They fi
 _READ_AHEAD_BYTES = 1 << 14  # Number of bytes to read after a split, because its last line may end there.
 _LF, _CR = ord("\n"), ord("\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# The byte order marks of encodings that no reader knows. The longer marks begin with the shorter ones.
+# The byte order marks of encodings that no reader knows. Longer marks come first, because a longer mark may
+# begin with a shorter one.
 _OTHER_MARKS = (
     *((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32")),
     *((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")),
@@ -268,8 +269,8 @@ def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
     Raises:
         DataError: the line before it is too long.
     """
-    # `position` is the position of the first byte of `data` in the file. If the loop continues, only the last
-    # byte of `data` can end a line.
+    # `position` is the position of the first byte of `data` in the file. The loop continues if no line begins
+    # in `data` after its first byte. Then only the last byte of `data` may end a line, if it is a CR.
     position = file_split.start - 1
     source.seek(position)
     data = source.read(_READ_AHEAD_BYTES)
@@ -294,7 +295,7 @@ def _plain_blocks(
     carry = b""
     end = file_split.end if file_split.end is not None else 2**63
     while True:
-        # The last line is rarely longer than _READ_AHEAD_BYTES.
+        # The last line is rarely longer than _READ_AHEAD_BYTES, so the last read usually has all of it.
         remaining = end - position - len(carry) + _READ_AHEAD_BYTES
         # A step reads at least as many bytes as the incomplete line already has, so the time for a long line
         # is proportional to its length.

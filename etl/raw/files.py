@@ -42,9 +42,11 @@ if TYPE_CHECKING:
 
 COPIES = "copies"
 ALL_DAYS = "all"  # Name of the partition with the copied rows if the table is not read by day.
-# Key in the facts of a copy's manifest: the name of the column of user ids. Missing without such a column.
+# Key in `Manifest.facts` of a copy. Its value is the name of the column with user ids; without such a column,
+# the key is missing.
 USER_COLUMN = "user"
-# Key in the facts of a copy's manifest: the digest of the rows. erase_user removes it if it removes rows.
+# Key in `Manifest.facts` of a copy. Its value is the digest of the rows. When erase_user removes rows of the
+# copy, it also removes this key.
 CONTENT = "content"
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME_CHARACTERS = 60
@@ -388,7 +390,7 @@ def find_raw(
     _require_readable(matches, table.format)
     digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in matches])
     extension = READER.find_in_package(table.format)
-    if extension is not None:  # the rows also depend on the code of the package's reader
+    if extension is not None:  # an installed package reads this format, so the rows depend on its code
         digest = digest_of([digest, extension.digest()])
     size = sum(info.size for _, _, info in matches)
     recorder.record_read(pattern, digest, size_bytes=size)
@@ -585,10 +587,10 @@ def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
 
 
 def impression_inputs(config: Config, raw: RawFiles) -> dict[str, str]:
-    """Returns the input `impressions`, which everything computed from a day's prepared rows depends on.
+    """Returns the digest of a day's impressions, for manifests of what is computed from the day's rows.
 
-    The input is the digest of the day's impressions, or `none` without a file. The result is empty if the
-    configuration does not add positions to the rows.
+    The digest is `none` if the day has no file with impressions. The result is empty if the configuration
+    does not add positions to the rows.
     """
     if config.serving.row_column is None:
         return {}

@@ -42,9 +42,10 @@ def layout_digest(config: Config) -> str:
 
 
 def _filter_rules(config: Config) -> list[str]:
-    """Returns the rule by which filters read raw columns with the names of internal columns.
+    """Returns a text for the digest if a filter reads a raw column that has the name of an internal column.
 
-    The result is empty if no filter reads such a column. So days that an earlier release stored remain valid.
+    Otherwise the result is empty. The digest is then the same as in an earlier release, so days that this
+    release stored remain valid.
     """
     log = config.log
     columns = [log.label.column, *(log.event_time.columns if log.event_time else ())]
@@ -54,10 +55,10 @@ def _filter_rules(config: Config) -> list[str]:
 
 
 def _date_rules(config: Config) -> list[str]:
-    """Returns the rule by which 96-bit timestamps of Parquet files are converted to dates.
+    """Returns a text for the digest that says how 96-bit timestamps of Parquet files become dates.
 
-    The result is empty if no table can have such dates that differ from the dates in UTC. So days that an
-    earlier release stored remain valid.
+    The result is empty if no table can have such dates that differ from the dates in UTC. The digest is then
+    the same as in an earlier release, so days that this release stored remain valid.
     """
     tables = [table for table in _tables(config) if table and table.format in _PARQUET_FORMATS]
     has_dates = any(
@@ -92,8 +93,8 @@ def _settings(table: RawTable) -> dict[str, Any]:
     """Returns the settings of a table that change how its rows are parsed.
 
     The result is the same whether the configuration contains the default separator or omits it. Keys that did
-    not exist in earlier releases are included only if they are set. So days that an earlier release stored
-    remain valid.
+    not exist in earlier releases are included only if they are set. Without them, the digest is the same as
+    in an earlier release, so days that this release stored remain valid.
     """
     settings = table.model_dump(exclude={"path", "missing", "title", "image", "columns", "max_expansion"})
     if table.time_zone == UTC:
@@ -155,7 +156,8 @@ class StoredDays:
     Attributes:
         table: the table, with the partitions of all days.
         days: for each day, the partitions of this number of earlier days are used.
-        method: name and value of one of the inputs of each partition. The value says how rows are computed.
+        method: (name, value) of an entry that the manifest of each partition has among its inputs. The value
+            says how rows are computed.
         contents: two phrases for warnings: what the partitions contain, and what uses them.
     """
 

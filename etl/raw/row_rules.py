@@ -78,7 +78,7 @@ class RowRule:
         column: the raw column.
         checks: the conditions that reject a row, in the order in which they are checked.
         compute: takes an array of n raw values, and returns the n computed values.
-        of_null: the computed value of rows without a raw value; None if they have none.
+        of_null: the computed value of rows without a raw value; None if these rows get no value.
     """
 
     output: str
@@ -134,7 +134,7 @@ def bad_key(column: str) -> RowCheck:
 
 
 def _label_rules(label: Label, keys: Keys | None, types: Mapping[str, str]) -> list[RowRule]:
-    """Returns the rule of the label and, with `label.weights`, the rule of the weight."""
+    """Returns the rule that computes the label and, with `label.weights`, the rule for the row's weight."""
     column = label.column
     if column is None:
         return [_always_one(keys.item if keys else next(iter(types)))]
@@ -150,12 +150,12 @@ def _label_rules(label: Label, keys: Keys | None, types: Mapping[str, str]) -> l
 
 
 def _only_values(rejects: Callable[[pa.Array], pa.Array]) -> Callable[[pa.Array], pa.Array]:
-    """Returns a condition that rejects the same rows, except rows without a value."""
+    """Returns a condition that rejects the same rows as `rejects`, except rows without a value."""
     return lambda values: pc.and_(rejects(values), values.is_valid())
 
 
 def _always_one(column: str) -> RowRule:
-    """Returns the rule of a label that is 1 in every row.
+    """Returns a rule that computes the label 1 for every row.
 
     The values of `column` are not used, only their number.
     """
@@ -163,7 +163,7 @@ def _always_one(column: str) -> RowRule:
 
 
 def _label_of_event(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of a label that is 1 if the event of the row is in `positive`."""
+    """Returns a rule that computes the label: 1 if the event of the row is in `positive`, otherwise 0."""
     clicks = _events(label.positive or (), is_text)
     named = _events(label.event_weights, is_text)
     checks = [RowCheck(f"label:{column}", lambda values: values.is_null())]
@@ -185,7 +185,7 @@ def _label_of_event(label: Label, column: str, is_text: bool) -> RowRule:
 
 
 def _weight_of_event(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of a row's weight: the weight of the row's event. The rule rejects no row."""
+    """Returns a rule that gives each row the weight of its event. The rule rejects no row."""
     named = _events(label.event_weights, is_text)
     weights = [*label.event_weights.values()]
 
@@ -201,7 +201,7 @@ def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
 
 
 def _label(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of a label: 0 or 1 from a column, or whether its number is at least a threshold."""
+    """Returns a rule that reads the label 0 or 1 from a column, or compares a number with a threshold."""
     threshold = label.positive_at_least
 
     def array(values: pa.Array) -> pa.Array:
@@ -238,14 +238,14 @@ def _is_zero_or_one(values: pa.Array) -> pa.Array:
 
 
 def _key(output: str, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of an id. The computed value is the id as a string, which must obey `RULE`."""
+    """Returns a rule that computes an id as a string. It rejects rows whose id is null or violates `RULE`."""
     missing = RowCheck(_missing_key(column), lambda values: values.is_null())
     checks = (missing, bad_key(column)) if is_text else (missing,)
     return RowRule(output, column, checks, text_array)
 
 
 def time_rule(event_time: EventTime, kind: ColumnType = "int", time_zone: str = UTC) -> RowRule:
-    """Returns the rule of the event time. It converts times to µs since 1970-01-01 UTC in 64 bits.
+    """Returns a rule that converts event times to µs since 1970-01-01 UTC in 64 bits.
 
     Args:
         event_time: column of the time, and unit of integers. Nanoseconds are rounded down.
@@ -286,7 +286,7 @@ def time_rule(event_time: EventTime, kind: ColumnType = "int", time_zone: str = 
 
 
 def _date_rule(column: str, time_zone: str) -> RowRule:
-    """Returns the rule of an event time that is a date, from year 1 to year 9999."""
+    """Returns a rule that converts dates to event times. It rejects dates beyond the years 1 to 9999."""
 
     def beyond(values: pa.Array) -> pa.Array:
         return pc.or_(pc.less(values, FIRST_DAY), pc.greater(values, LAST_DAY))
@@ -308,7 +308,7 @@ def _date_rule(column: str, time_zone: str) -> RowRule:
 
 
 def _time_of_day_rule(column: str) -> RowRule:
-    """Returns the rule of the time of day: µs since midnight."""
+    """Returns a rule for the time of day, in µs since midnight. It rejects rows without one."""
     missing = RowCheck(f"missing_time:{column}", lambda values: values.is_null())
     return RowRule(TIME_OF_DAY, column, (missing,), lambda values: values)
 
@@ -344,7 +344,7 @@ def floor_divide_array(values: pa.Array, divisor: int) -> pa.Array:
 # A log may have some such rows: late events, or days of another time zone. If nearly all rows have such
 # times, the configured unit is probably wrong, or the file belongs to another day.
 
-# Key of the counts in the facts of a quarantine's manifest. Manifests of earlier releases lack this key.
+# Key of the counts in `Manifest.facts` of a quarantine. Manifests of earlier releases lack this key.
 MISDATED = "misdated"
 
 
@@ -374,7 +374,7 @@ class Misdated:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Misdated | None:
-        """Returns the counts in the facts of a quarantine manifest; None if the rows were not counted."""
+        """Reads the counts from `Manifest.facts` of a quarantine; None if the rows were not counted."""
         counted = facts.get(MISDATED)
         return None if counted is None else cls(**counted)
 

@@ -345,7 +345,7 @@ def nan_to_null(values: pa.Array) -> pa.Array:
 
 
 def not_exact(values: pa.Array) -> pa.Array:
-    """Returns which of n floats or decimals may not be exact integers: n booleans.
+    """Returns which of n floats or decimals are not certainly exact integers: n booleans.
 
     These are fractions, infinity, and floats that may have been rounded. Null and NaN are not among them.
     """

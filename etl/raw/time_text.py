@@ -234,7 +234,8 @@ class _Cursor:
     def skip(self, char: str, when: Bools | None = None) -> None:
         """Reads one character.
 
-        A string (or a string for which `when` is true) without this character at its position is not valid.
+        If a string does not have this character at its position, it becomes invalid. With `when`, only the
+        strings for which `when` is true are read.
         """
         where = np.ones(len(self.at), bool) if when is None else when
         self.ok &= ~where | (self.peek() == ord(char))
@@ -243,7 +244,8 @@ class _Cursor:
     def digits(self, least: int, most: int, when: Bools | None = None) -> tuple[Ints, Ints]:
         """Reads at most `most` digits. Returns the number, and the number of digits.
 
-        A string (or a string for which `when` is true) with fewer than `least` digits is not valid.
+        A string with fewer than `least` digits becomes invalid. With `when`, only the strings for which
+        `when` is true are read.
         """
         value = np.zeros(len(self.at), np.int64)
         count = np.zeros(len(self.at), np.int64)

@@ -96,7 +96,7 @@ class NoTextError(Exception):
         column: the name and the declared type of the column.
         row: the index of the first row with such a value.
         value: the value of this row, as a Python object.
-        count: number of such values among those that were converted together.
+        count: number of such values among the values that were converted in the same call.
     """
 
     def __init__(self, column: Column, row: int, value: Any, count: int) -> None:
@@ -106,7 +106,7 @@ class NoTextError(Exception):
     def error(self, path: str, first_row: int) -> DataError:
         """Returns the error to report to the user.
 
-        `first_row` is the index in the file `path` of the first converted row.
+        `first_row` is the first converted row, as an index into the rows of the file `path`.
         """
         return no_text(path, self.column, first_row + self.row + 1, self.value, self.count)
 
@@ -345,7 +345,7 @@ def _typed(
 
 
 def _with_mask(typed: pa.Array, reasons: pa.Array | None) -> tuple[pa.Array, np.ndarray | None]:
-    """Returns `typed`, and an (n,) bool array that is true for values with a reason; None without reasons."""
+    """Returns `typed`, and (n,) bool: whether a value has a reason for rejection; None without `reasons`."""
     return typed, None if reasons is None else reasons.is_valid().to_numpy(zero_copy_only=False)
 
 

@@ -382,8 +382,8 @@ def _rows(file: _File, start: int, end: int) -> Iterator[pa.Table]:
 class _DecompressedBlocks:
     """A binary stream of a header and of blocks. A block is decompressed when its bytes are read.
 
-    fastavro would decompress a block to any size. This class raises an error when all blocks read so far
-    exceed the limit of the file.
+    fastavro would decompress a block to any size. This class raises an error when the blocks read so
+    far have more decompressed bytes in total than the limit of the file allows.
     """
 
     def __init__(self, file: _File, stored: bytes) -> None:
@@ -579,5 +579,5 @@ def _block_at(source: pa.NativeFile, file: _File, position: int) -> int:
 
 
 def _rows_before(file: _File, start: int, first: int) -> int:
-    """Returns the number of rows before row `first` of a range of bytes, for an error message."""
+    """Returns how many rows of the file precede the row `first` of a range of bytes, for an error message."""
     return first + sum(len(rows) for rows in _rows(file, file.first_block, start))

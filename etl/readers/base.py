@@ -32,10 +32,10 @@ class RawBlock:
             an array of lists of int64 or string. Dictionaries have no null; a null value has a null index.
         counts: maps columns to an int64 array. Entry i of the array is the number of rows with the value i of
             the column's dictionary. Columns whose values were not counted are missing.
-        broken: maps the index of each line that is not a row to the reason, such as `field_count`.
-        malformed: maps the index of each row with a value that does not fit its column to the reason, such as
-            `integer:age`. The value itself is null.
-        texts: returns the texts of the lines with these indices, for the quarantine.
+        broken: for each line that is not a row, maps its index to the reason, such as `field_count`.
+        malformed: for each row with a value that does not fit its column, maps the index of the row to the
+            reason, such as `integer:age`. The value itself is null.
+        texts: takes the indices of lines, and returns the texts of these lines for the quarantine.
         exact_time: (n,) int64 µs since 1970-01-01 UTC if the time is stored as a timestamp, otherwise None.
             A timestamp may be more exact than the unit of the column.
     """

@@ -162,7 +162,7 @@ def _without_deleted(block: RawBlock, kept: np.ndarray | None, first: int) -> Ra
     Args:
         block: rows of one Parquet file, including deleted rows.
         kept: (n,) bool: whether each of the file's first n rows is kept; None if all rows are kept.
-        first: the index in the file of the first row of the block.
+        first: the first row of the block, as an index into the rows of the file.
     """
     if kept is None:
         return block

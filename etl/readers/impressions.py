@@ -59,7 +59,7 @@ def read_impressions(workers: Workers, config: Config, raw: RawFiles) -> Rows:
     Args:
         workers: the processes that run a task for each file split.
         config: the configuration, with the section `serving.impressions`.
-        raw: the files of the log of impressions of the day.
+        raw: the files of the day's log of impressions.
 
     Raises:
         DataError: a file lacks a column, or is damaged.

@@ -398,7 +398,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _run(query: str, texts: pa.Array) -> pa.Table:
-    """Runs a query over the table `block` with the column `text`. The result has the order of the texts."""
+    """Runs a query over the texts: the column `text` of the table `block`. Keeps the order of the texts."""
     cursor = _database().cursor()
     try:
         cursor.register("block", pa.table({"text": texts}))
@@ -409,7 +409,7 @@ def _run(query: str, texts: pa.Array) -> pa.Table:
 
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
-    """Returns the database of this process. It uses one thread, because several workers share the cores."""
+    """Returns this process's DuckDB database, with one thread, because several workers share the cores."""
     import duckdb  # imported here because the import takes 0.06 s, and not every process needs DuckDB
 
     settings: dict[str, str | bool | int | float | list[str]] = {

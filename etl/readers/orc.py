@@ -29,7 +29,7 @@ class _File:
         path: the path of the file.
         bytes: number of bytes of the stripes.
         stripes: number of stripes, which are ORC's groups of rows.
-        names: the names in the file of those columns of the table that the file has.
+        names: the names of the columns that both the table and the file have, as in the file.
     """
 
     path: str

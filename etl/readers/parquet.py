@@ -195,8 +195,8 @@ class ParquetReader(TableReader):
             paged: maps the name of a column in the file to its values and the number of rows with each value.
             needed: the columns that are returned or checked, and how the file stores them.
             returned: the names of the columns of the block.
-            first_row: the index in the file of the first row of the split.
-            offset: the index of the first row of the block in the split.
+            first_row: the first row of the split, as an index into the rows of the file.
+            offset: the first row of the block, as an index into the rows of the split.
         """
         columns: dict[str, pa.Array] = {}
         counts: dict[str, np.ndarray] = {}
@@ -255,7 +255,7 @@ class ParquetReader(TableReader):
 
         Args:
             file, file_split: the file, and the split of the rows.
-            offset: the index of the first row of the block in the split.
+            offset: the first row of the block, as an index into the rows of the split.
             rows: the columns that were read for the block.
             lines: indices of rows of the block, ascending.
         """

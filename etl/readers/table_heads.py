@@ -28,7 +28,7 @@ _GROUP_BYTES = 64 << 20  # Row groups and stripes that are larger than this are 
 def check_heads(
     table: RawTable, paths: Sequence[str], section: str, id_column: str | None, *, is_unique: bool = False
 ) -> None:
-    """Checks the header or schema, and the values of the first rows, of every file of a table.
+    """Checks every file of a table: its header or schema, and the values of its first rows.
 
     The function reads at most the first block of a text file, and the first row group or stripe of other
     files. Spark may still refuse the table later, because Spark reads fewer types of columns.
@@ -36,7 +36,7 @@ def check_heads(
     Args:
         table: a table other than the log. All rows of the table must be valid.
         paths: the files of the table. Each of them is checked.
-        section: the section of the configuration, for error messages.
+        section: the name of the section that describes the table, for error messages.
         id_column: the column with ids of users or items; None if there is none.
         is_unique: whether each id may have only one row.
 

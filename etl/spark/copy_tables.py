@@ -452,9 +452,9 @@ def _text_of(plan: Any) -> str:
 
 
 def _options_of(spark: SparkSession, leaf: Any) -> list[list[str]]:
-    """Returns the names and values of the options of a source of files, such as the separator of a CSV table.
+    """Returns the options with which Spark reads files, as [name, value], such as the separator of a CSV.
 
-    Spark replaces the values of secrets by a fixed text. Paths are left out, because `_stamps` has them.
+    Spark replaces the values of secrets by a fixed text. Paths are left out, because `_stamps` returns them.
     """
     if not _reads_files(leaf):
         return []

@@ -219,7 +219,7 @@ class LastClicks:
 
 
 def clicks_before(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> LastClicks | None:
-    """Returns the reader of clicks of earlier days.
+    """Returns an object that reads the clicks of earlier days.
 
     Returns None if the configuration has no section `history`, or if each day has rows of several
     splits (section `split`).
@@ -383,8 +383,8 @@ def prepare_frame(
         workers, plan: the workers and the plan of the run.
         rows: the good rows of the day, with row_id, label, keys, event_time, weight and raw columns.
         raw: the files of the day.
-        earlier: the reader of the clicks of earlier days; None if histories need no such clicks.
-        values: the reader of last values of items; None without `last_values`.
+        earlier: reads the clicks of earlier days; None if histories need no such clicks.
+        values: reads the last values of items; None if the section `last_values` is not set.
 
     Raises:
         DataError: see the called functions.
@@ -483,8 +483,8 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
     )
     marked = rows.withColumns({column: F.lit(None).cast("bigint"), _IS_ROW: F.lit(1)})
     both = marked.unionByName(shown, allowMissingColumns=True)
-    # At equal times, impressions come before rows, and the smallest position comes last. So F.last takes the
-    # smallest position.
+    # At equal times, impressions are sorted before rows, and larger positions before smaller ones. So F.last
+    # takes the smallest position.
     in_order = Window.partitionBy(USER_KEY, ITEM_KEY).orderBy(EVENT_TIME, _IS_ROW, F.desc(column))
     until_now = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     last = both.withColumn(column, F.last(column, ignorenulls=True).over(until_now))

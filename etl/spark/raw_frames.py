@@ -143,7 +143,7 @@ def join_attributes(
 
 
 def key_text(config: Config, table: RawTable, name: str) -> Column:
-    """Returns the key of a row of a table of attributes, as etl.prepare.attributes.key_texts returns it."""
+    """Returns the key of a row in a table of attributes as text, like etl.prepare.attributes.key_texts."""
     text = F.col(name).cast("string")
     if not compares_integers(config, table, name):
         return text
@@ -153,7 +153,7 @@ def key_text(config: Config, table: RawTable, name: str) -> Column:
 def keyed_frame(
     config: Config, table: RawTable, rows: DataFrame, name: str, key: str, of_log: DataFrame | None = None
 ) -> DataFrame:
-    """Returns the rows of a table of attributes with the keys of the log.
+    """Returns the rows of a table of attributes. Their keys are written as in the log.
 
     etl.prepare.attributes.keyed_rows returns the same rows as an Arrow table, and describes the arguments.
     """

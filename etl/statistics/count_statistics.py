@@ -464,8 +464,8 @@ def _figures(
     # have the same files.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
-    # Each summarised day has its own sum. For the comparison, the remaining training days share one sum, and
-    # the compared day has one.
+    # The counts of each summarised day are added to a sum of their own. For the comparison, the counts of all
+    # other training days are added to one sum, and the counts of the compared day to another.
     of_train = {counts.files for counts in train}
     side_of = {files: side for side, files in enumerate(summarised)}
     side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}

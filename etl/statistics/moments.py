@@ -365,7 +365,7 @@ def _place(parts: Sequence[tuple[int, int]], probability: float) -> tuple[int, i
     """Returns the Spark partition with a quantile, and the quantile's position in it, counted from 1.
 
     `parts` has a pair for each Spark partition: its number, and how many values of the column it contains.
-    The values of a partition are at most those of the next one.
+    No value of a partition is larger than a value of the next partition.
     """
     position = quantile_position(probability, sum(count for _, count in parts))
     for part, count in parts:

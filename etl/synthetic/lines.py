@@ -291,7 +291,7 @@ def generators(config: Generate, day: date, file: int, block: int) -> list[np.ra
 
 @dataclass(frozen=True)
 class ImpressionCounts:
-    """Counts over a set of generated rows. The sum of two summaries counts the rows of both sets.
+    """Counts of a set of generated rows. The sum of two such objects has the counts of both sets.
 
     The generator makes some rows malformed on purpose (`draw_damage`); all other rows are valid. `missing`,
     `outcomes` and `seen` include only valid rows.

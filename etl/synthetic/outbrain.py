@@ -497,7 +497,7 @@ _UNITS = 27_720
 
 @dataclass(frozen=True)
 class DisplayCounts:
-    """Counts over a set of displays. The sum of two summaries counts the displays of both sets.
+    """Counts of a set of displays. The sum of two such objects has the counts of both sets.
 
     The generator makes some rows malformed on purpose (`draw_damage`); all other rows are valid. Except for
     `rows` and `malformed`, the counts include only valid rows.

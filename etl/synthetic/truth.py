@@ -140,10 +140,10 @@ class ExpectedClicks:
         computing many users at once takes less time.
 
         The characteristic function of a user and an item is a product of two arrays (items, F). The first
-        array is the product of the items' own factors and of all tastes except two. The loop processes users
-        with equal categories one after another, so it computes this array once for all of them. The second
-        array is computed for each pair of levels of the last two tastes, and then gathered by item. There are
-        fewer such pairs than items.
+        array multiplies the functions of the item columns by those of all tastes except the last two. The
+        loop processes users with equal categories one after another, so it computes this array only once for
+        them. The second array is computed for each pair of levels of the last two tastes, and then gathered
+        by item. There are fewer such pairs than items.
         """
         columns = self._world.users
         own = self._of_columns(users)
@@ -168,7 +168,7 @@ class ExpectedClicks:
         return clicked
 
     def _of_columns(self, users: Ints) -> Complexes64:
-        """Returns the factors of the context and of the users' own columns, shape (users, F)."""
+        """Returns the products of the characteristic functions of context and user columns, (users, F)."""
         product = self._context
         for name in (*LEVEL_SLOPES, *LOG_SLOPES):
             if BY_NAME[name].side == "user":
@@ -363,7 +363,7 @@ class TrueProbabilities:
 
 @dataclass(frozen=True)
 class TrueProbabilitiesOfUsers:
-    """The attributes of TrueProbabilities for several users.
+    """Like TrueProbabilities, but for several users.
 
     Attributes:
         user_shares: (users,)

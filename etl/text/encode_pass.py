@@ -59,10 +59,10 @@ class EncodeTask:
         features_file: path of the file to write. Each attempt at the task adds different digits to the file
             name (storage.publish.own_path).
         dt: the day of the rows, as an ISO date.
-        split: the split of the rows, if one partition of the log contains several splits; otherwise None.
+        split: train, validation or test, if one partition of the log has several of them; otherwise None.
         saved: the blocks with these rows that the scan pass saved, in the order of the rows; empty if it did
             not save them.
-        saved_line: index in the file split of the first line of the first saved block.
+        saved_line: the first line of the first saved block, as an index into the lines of the file split.
         lines: first line, and the line after the last one, of the rows to encode; None for all rows.
     """
 
@@ -282,9 +282,10 @@ def _dealt(table: pa.Table, groups: int) -> pa.Table:
 
 
 def _dealt_column(values: pa.Array, groups: int, order: pa.Array) -> pa.Array:
-    """Returns the values in the order of `_dealt`. `order` (n,) has the indices of the values in this order.
+    """Returns the values in the order in which `_dealt` returns rows.
 
-    For numbers without nulls, NumPy is faster than Arrow.
+    `order` (n,) has the indices of the values in this order. For numbers without nulls, NumPy is faster than
+    Arrow.
     """
     if not values.null_count:
         if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
@@ -296,7 +297,7 @@ def _dealt_column(values: pa.Array, groups: int, order: pa.Array) -> pa.Array:
 
 
 def _dealt_values(values: np.ndarray, groups: int) -> np.ndarray:
-    """Returns `values` (n,) in the order of `_dealt`."""
+    """Returns `values` (n,) in the order in which `_dealt` returns rows."""
     return np.concatenate([values[group::groups] for group in range(groups)])
 
 
@@ -377,11 +378,11 @@ def _read(
 
 # The code below computes features of rows on a device, with look-up tables.
 #
-# On the host, a chain that reads one raw column computes each distinct value once. The results are a look-up
-# table, with one value for each code. The device looks up the values of all rows, and distributes the rows
-# over row groups. After that, all columns are copied to the host at once. The host computes all other
-# features (etl/workflow/chains.py): features of several columns, lists, and features that depend on
-# the position of a training row.
+# If a chain reads only one raw column, the host computes the feature of each distinct value once. The results
+# form a look-up table, with one value for each code. The device looks up the values of all rows, and
+# distributes the rows over row groups. After that, all columns are copied to the host at once. The host
+# computes all other features (etl/workflow/chains.py): features of several columns, lists, and features that
+# depend on the position of a training row.
 
 
 @dataclass(frozen=True)

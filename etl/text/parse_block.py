@@ -205,7 +205,7 @@ def plain(column: Values) -> pa.Array:
     return array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
 
 
-# FileLayout: the part of the configuration that workers need to read the rows of a log.
+# The class below is the part of the configuration that workers need to read the rows of a log.
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,8 @@ class FileLayout:
         keys: columns of user, item and group.
         event_time: column and unit of the time.
         filters: the operators that drop rows.
-        erased: maps the path of a file to the erased users whose rows in it are left out. Files without rows
-            of such users are not in the mapping.
+        erased: maps the path of a file to the erased users whose rows in this file are left out. Files
+            without rows of such users are not in the mapping.
         device: `workflow.device` of the configuration.
     """
 

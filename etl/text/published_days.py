@@ -95,15 +95,15 @@ def publish_quarantine(
     """Publishes the rejected lines of a day with their line numbers.
 
     If a file split has more rejected lines than the quarantine stores, the partition contains only the first
-    of them. The manifest has the numbers of all rejected lines (`dropped`), and the numbers of those that the
-    partition does not contain (`not_kept` in its facts).
+    of them. For each reason, the manifest has the number of rejected lines (`dropped`), and the number of
+    rejected lines that the partition does not contain (`not_kept` in its facts).
 
     Args:
         plan: the plan of the run.
         partition: the day's partition of the quarantine table.
         day: the day to publish, with the summaries of its file splits.
         scanned: the result of `scan_splits`.
-        inputs: the inputs for the partition's manifest.
+        inputs: maps the name of each input of the partition to its digest, for the manifest.
     """
     dropped: Counter[str] = Counter()
     for _, summary in day.split_summaries():
@@ -206,7 +206,7 @@ def publish_counts(
         partition: the day's partition of the table of value counts.
         day: the day to publish, with the summaries of its file splits.
         attempt: folder of the files below the partition (storage.publish.new_attempt).
-        inputs: the inputs for the partition's manifest.
+        inputs: maps the name of each input of the partition to its digest, for the manifest.
         parts: for each file split of the day, the counts of its rows in each split, in the order of the rows;
             None if all rows of the day are in one split.
 
@@ -250,7 +250,7 @@ def publish_counts(
 
 
 def _lines_of_splits(parts: Sequence[CountedRows]) -> list[tuple[str, int, int]]:
-    """Returns (split, first line, line after the last one) for each split with rows of the file split."""
+    """Returns (split, first line, line after the last one) for each split with rows in the file split."""
     lines: dict[str, tuple[int, int]] = {}
     for part in parts:
         first, _ = lines.get(part.split, (part.first_line, 0))
@@ -291,7 +291,7 @@ class EncodeDay:
         parts: the rows of the day, in the order of the row_ids. If the day has no rows, there may be no part.
         rows: number of rows of the day.
         counts: the row counts of the day's raw log.
-        inputs: the inputs for the manifest of the day's features.
+        inputs: maps the name of each input of the day's features to its digest, for the manifest.
     """
 
     parts: Sequence[EncodePart]

@@ -4,8 +4,8 @@ Each task reads one file split. The task writes the value counts of each block a
 rejected lines for the quarantine and the number of lines. The driver computes row_ids from the numbers of
 lines of all tasks.
 
-If one file is divided into splits by the position of its rows, the rows of a block may be in several splits.
-The values of such a block are counted again, separately for each split.
+If the rows of a log are divided into train, validation and test by their position, the rows of a block may
+be in several of these splits. The values of such a block are counted again, separately for each split.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ScanTask:
         buckets: number of hash buckets into which the value counts are divided.
         scratch: the name for saved blocks of the split. The name of a block is this name, a dot and the index
             of the block. If `scratch` is None, no block is saved.
-        day: the bounds of the day of the split (etl.raw.row_rules); None if times are not compared with them.
+        day: the bounds between which the times of rows should be (etl.raw.row_rules); None for no such check.
         spill: where to store the good rows until they are prepared; None to count their values instead.
     """
 
@@ -109,8 +109,8 @@ class SplitSummary:
         dropped: maps each reason to the number of lines that were rejected for this reason.
         not_kept: maps reasons to the number of lines that are counted in `dropped`, but not returned for the
             quarantine, because the split has too many of them (`_KEPT_LINES`).
-        blocks: the blocks of the split, in the order of the lines; at least one. Empty if the rows were
-            stored, because their values are then counted later.
+        blocks: the blocks of the split, in the order of the lines; at least one, unless the rows were stored.
+            The values of stored rows are counted after the rows are prepared.
         stored: path of the file with the stored rows; empty if there are none, or if they are on the local
             disk.
         misdated: number of good lines whose event_time is outside the day, with the first and the last of
@@ -341,7 +341,7 @@ class _Sample:
         self._kept.update(kept.counts())
         self.not_kept.update(rejected.counts())
         self.not_kept.subtract(kept.counts())
-        self.not_kept = +self.not_kept  # the unary plus removes reasons with the number zero
+        self.not_kept = +self.not_kept  # the unary plus removes reasons whose count is zero
         return kept, [lines_of_texts[line] for line in np.flatnonzero(fits)]
 
 
@@ -458,8 +458,8 @@ class CountedRows:
 
     Attributes:
         split: train, validation or test.
-        first_line, end_line: indices in the file split of the line of the first row, and of the line after
-            the last row.
+        first_line, end_line: the line of the first row, and the line after the last row, as indices into the
+            lines of the file split.
         values: maps each counted column to the number of its distinct values.
         file: path of the file with the value counts.
     """
@@ -503,7 +503,7 @@ class CutTask:
     Attributes:
         file_split: the file split of the block.
         index: index of the block in the file split.
-        first_line: index in the file split of the first line of the block.
+        first_line: the first line of the block, as an index into the lines of the file split.
         saved: name under which the scan pass saved the block; empty if it did not save the block.
         parts: the rows of the block in each split.
         counts_file: path from which the names of the files to write are made. Each name gets additional

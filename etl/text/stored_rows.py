@@ -86,9 +86,9 @@ class RowsFileWriter:
 # The code below stores the good rows of a log on the local disk, divided by the hash of a column, until they
 # are prepared.
 #
-# The scan pass writes the rows of each file split, in one file per hash bucket. So one task can later read
-# all rows of a user. The files are in the folder of temporary files of the workers, and only processes of
-# this machine read them.
+# The scan pass writes the rows of each file split, in one file per hash bucket. So the task that prepares a
+# bucket can read all rows of a user. The files are in the folder of temporary files of the workers, and only
+# processes of this machine read them.
 
 SPILLED_LINE = "_line"
 _FILES = "nightrank-rows"
@@ -179,7 +179,7 @@ def delete_spilled_of(folder: Path, prefix: str) -> None:
 
 
 def spilled_lines(folder: Path, name: str, buckets: int) -> np.ndarray:
-    """Returns the indices of the lines of all stored rows of a file split, in any order: (n,) int64.
+    """Returns the index of the line of each stored row of a file split, in any order: (n,) int64.
 
     Args:
         folder: the folder of temporary files of the workers.

@@ -238,7 +238,7 @@ class TextPasses:
         return layout_of_days(self._plan, days)
 
     def _inputs(self, raw: RawFiles) -> tuple[dict[str, str], dict[str, str]]:
-        """Returns the inputs for the manifests of a day's quarantine and of its value counts."""
+        """Returns the digest of each input of a day's quarantine, and of each input of its value counts."""
         shared = {"raw": raw.digest, "layout": self._plan.layout}
         counted = {**shared, "columns": digest_of([_COUNTS_FORMAT, *self._plan.counted_columns])}
         if self._plan.is_divided:
@@ -337,7 +337,8 @@ def _by_path(file_splits: Sequence[FileSplit]) -> dict[str, list[FileSplit]]:
     return by_path
 
 
-# The code below groups the saved blocks of a file split into runs. One task encodes each run.
+# The code below divides the saved blocks of a file split into runs of consecutive blocks. One task encodes
+# each run.
 
 
 @dataclass(frozen=True)
@@ -361,7 +362,7 @@ class SavedRun:
 
 
 def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> list[SavedRun]:
-    """Returns the runs of a file split, in the order of the lines.
+    """Divides a file split into runs of consecutive lines, and returns the runs in order.
 
     The split is one run if `divided` is false or a block was not saved. Otherwise, a run has as many rows as
     the encode pass writes at once. So the row groups do not depend on the number of runs.

@@ -246,13 +246,13 @@ FEATURE_ARROW_TYPES = {"float32": pa.float32(), "int32": pa.int32(), "list<int32
 
 @dataclass(frozen=True)
 class RowPlace:
-    """Day, split and row ids of n rows, which decide whether they are training rows.
+    """The day, the split and the ids of n rows. They decide whether the rows are training rows.
 
     Attributes:
         row_ids: (n,) int64, the ids of the rows: the position of a row in the log of its day, or in the frame
             on which a workflow was fitted.
         dt: the day of the rows as an ISO date; None for all rows of a frame on which a workflow was fitted.
-        split: the split of the rows, if one partition of the log contains several splits; otherwise None.
+        split: train, validation or test, if one partition of the log has several of them; otherwise None.
     """
 
     row_ids: np.ndarray
@@ -510,7 +510,7 @@ def compute_features(
     The raw columns and the features are arrays of n values.
 
     Args:
-        place: day, split and row ids of the rows, which decide whether they are training rows of a step. None
+        place: day, split and ids of the rows. They decide whether the rows are training rows of a step. None
             for rows that are not training rows.
     """
     features: dict[str, pa.Array] = {}

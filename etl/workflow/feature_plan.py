@@ -56,7 +56,7 @@ class FeaturePlan:
         config: the configuration of the run.
         filters: operators of `prepare` that drop rows. They run before all other operators of `prepare`.
         changers: operators of `prepare` that add columns or combine rows, in the order of the configuration.
-        columns: maps each column that exists after the changers to its type.
+        columns: the columns after the operators `changers`, as a mapping of names to types.
         chains: the chains that compute the features.
         features: names of the features, in the order of the FeatureSpec. A fit may remove some features.
         engine: whether tasks (`arrow`) or Spark frames (`sql`) compute the features.
@@ -346,7 +346,8 @@ def _require_times(
     times = {EVENT_TIME}
     for changer in changers:
         before, columns = columns, changer.bind(columns)
-        keys = set(changer.key_columns())  # Equal times are equal keys, in any unit.
+        # A key may be a time in any unit, because equal times are equal in every unit.
+        keys = set(changer.key_columns())
         times |= {new for new in columns.keys() - before.keys() if times & (set(changer.reads(new)) - keys)}
     read = {name for chain in chains for name in chain.inputs}
     read |= {name for chain in chains for step in chain.steps for name in step.operator.reads()}
@@ -390,8 +391,8 @@ def _require_values_of_log_rows(
             continue
         if any(earlier.name == "groupby" for earlier in changers[:number]):
             raise ConfigError(
-                f"groupby comes before {changer.name}, but `negatives` adds rows that keep the values of "
-                f"{changer.name} for their positive rows, and groupby may combine a positive row with others",
+                f"groupby comes before {changer.name}: a row that `negatives` adds gets the value of "
+                f"{changer.name} of its positive row, but groupby may combine this row with other rows",
                 f"put {changer.name} before groupby, or remove the section negatives",
             )
         before: Mapping[str, Type] = columns
@@ -480,8 +481,8 @@ def _require_values_of_items(
     """Raises ConfigError if a feature of users or of the context is computed from last values of items.
 
     Also raises ConfigError if a feature of items is computed from last values and from columns of the log,
-    because these values come from different events. Without a table of items, the items in the lists of users
-    are scored with their last values up to the run date, but with the other columns of their latest rows.
+    because these values come from different events. Without a table of items, an item in a list is scored
+    with its last values up to the run date, but with the other columns of its latest row in the log.
 
     Args:
         config: the configuration of the run.
@@ -653,8 +654,8 @@ def _has_oov_id(chain: Chain) -> bool:
     )
 
 
-# The versions of the methods that prepare rows. Everything that is computed from prepared rows has these
-# versions as inputs.
+# The code below returns the versions of the methods that prepare rows. Everything that is computed from
+# prepared rows has these versions as inputs.
 
 # Part of the digest of prepared rows. Change this text if the code computes other positions for the same log.
 _POSITIONS = "last impression before the row, or smallest position of the day"
@@ -694,9 +695,9 @@ def preparation(config: Config) -> dict[str, str]:
 
 
 def _settings_of(history: History) -> dict[str, Any]:
-    """Returns the settings, without `ages` if it is not set.
+    """Returns the settings of the section `history`, without `ages` if it is not set.
 
-    So the digest is the same as in releases before `ages`.
+    So the digest is the same as in earlier releases, which had no setting `ages`.
     """
     return history.model_dump(exclude={"ages"} if history.ages is None else None)
 

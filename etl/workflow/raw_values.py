@@ -28,7 +28,7 @@ _NULL_TEXT = pa.nulls(1, pa.string())[0]
 _BOUNDS = {"double": "2⁵³", "float": "2²⁴", "halffloat": "2¹¹"}
 _LONGEST_SHOWN = 60
 
-# What is wrong with a number that has decimals, by the type of its column.
+# Maps the type of a column to the error text for a number with decimals.
 _NOT_WHOLE = {
     "int": "is not a whole number; a column of type int accepts only whole numbers",
     "string": "is not a whole number; a column of type string accepts only strings and whole numbers",

@@ -390,7 +390,7 @@ def add_job_profile(parser: argparse.ArgumentParser) -> None:
 
 
 def _job_profile(text: str) -> tuple[str, str]:
-    """Parses JOB=CONF. The job must be one that a run can have."""
+    """Parses JOB=CONF. The job must be one of the stages that a run can have."""
     job, _, profile = text.partition("=")
     if job not in STAGE_JOBS or not profile:
         known = ", ".join(STAGE_JOBS)

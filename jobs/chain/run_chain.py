@@ -372,10 +372,10 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
 
 
 def _run_lease(plan: RunPlan, runner: StageRunner) -> AbstractContextManager[None]:
-    """Returns the lease of all runs of this date. Single jobs do not need it.
+    """Returns the lease (a lock) that lets only one run of this date work. Single jobs do not need it.
 
-    Each job has a lease of its own. With these leases only, the stages of two runs could alternate, and a
-    stage could read what the other run has replaced.
+    In addition, each job has a lease of its own. With only these leases, the stages of two runs could
+    alternate, and a stage of one run could read what the other run has replaced.
 
     Raises:
         InfrastructureError: another process still has the lease after the seconds of --wait.

@@ -120,8 +120,9 @@ def _require_keys(config: Config, need: str, setting: str) -> None:
 def check_lists(config: Config) -> None:
     """Checks that a model that is trained on these features can make top-k lists.
 
-    The names and types of the values in score.context are checked too. If a raw column of the context has no
-    value there, the lists use its most frequent value in the train rows, unless it is a column of lists.
+    The names and types of the values in score.context are checked too. A raw column of the context that
+    contains lists must have a value there. For any other column of the context without a value, the lists use
+    the most frequent value in the train rows.
 
     Raises:
         ConfigError: the model cannot make top-k lists.
@@ -146,7 +147,7 @@ def check_lists(config: Config) -> None:
 
 
 def _context_chains(config: Config, feature_plan: FeaturePlan) -> list[Chain]:
-    """Returns the chains that compute features of scope `context`."""
+    """Returns the chains of operators that compute features of scope `context`."""
     return [chain for chain in feature_plan.chains if set(chain.outputs) & set(config.scopes.context)]
 
 
@@ -192,7 +193,7 @@ def _located(location: str) -> Iterator[None]:
 
 
 def _features(config: Config, feature_plan: FeaturePlan) -> Features:
-    """Returns the names of all features by kind, and those of the features with the scope `pair`."""
+    """Returns the names of all features by kind, and the names of the features with the scope `pair`."""
     kinds = {name: chain.kind for chain in feature_plan.chains for name in chain.outputs}
     scopes = config.scopes
     scoped = {*scopes.user, *scopes.item, *scopes.context}
@@ -300,7 +301,7 @@ def _check_measures(config: Config, feature_plan: FeaturePlan) -> None:
 
 
 def _check_segments(config: Config, feature_plan: FeaturePlan) -> None:
-    """Raises ConfigError if a segment is not a feature of scope user and not a column of user_attributes."""
+    """Raises ConfigError if a source has a segment that is neither a user feature nor a user attribute."""
     table = config.candidates.user_attributes
     known = [*config.scopes.user, *(table.names if table else [])]
     for segment in (name for source in config.candidates.sources for name in source.segments):

@@ -1,4 +1,4 @@
-"""Chooses the sections of a new configuration by the first rows of its tables."""
+"""Chooses the sections of a new configuration from the first rows of its tables."""
 
 from __future__ import annotations
 
@@ -93,8 +93,9 @@ _FEW_ANONYMOUS = 0.005
 # If more than `_FEW_REJECTED` of the rows have no item, time or label, `quality.max_bad_share` becomes
 # `_ROOM` times the share of these rows.
 _FEW_REJECTED, _ROOM = 0.02, 1.5
-# If users choose the same items again in at least this share of their later rows, `init` asks whether lists
-# may contain such items. In a log with events, many users view an item again before they buy it.
+# If users choose the same items again in at least this share of the rows after their first day, `init` asks
+# whether lists may contain such items. The share for a log with events is larger, because many users view an
+# item again before they buy it.
 _REPEATS, _REPEATED_EVENTS = 0.1, 0.3
 
 
@@ -209,7 +210,7 @@ def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTab
 
 
 def _name_of(location: str) -> str:
-    """Returns the name of the file without its date, or of the nearest folder whose name is specific."""
+    """Returns the name of the file without its date; if it is too general, that of the nearest folder."""
     for part in reversed(PurePosixPath(without_days(location)).parts):
         plain = re.sub(r"[^a-z0-9]+", "_", part.split(".")[0].lower()).strip("_")
         if plain and plain not in _VAGUE_NAMES:
@@ -306,7 +307,7 @@ def _keys(user: NamedColumn, item: NamedColumn, log: NewLog, config: NewConfig) 
     if log.group is not None:
         section["group"] = log.group.name
     anonymous = user.sampled.nulls / max(log.rows, 1)
-    # If each value occurs once, the column has no users: leaving out the other rows would hide this.
+    # If no value occurs twice, the column is probably not the user: leaving out rows would hide this mistake.
     if anonymous > _FEW_ANONYMOUS and not is_unique(user.sampled):
         section["rows_without_user"] = "leave_out"
         config.notes["keys"] = (
@@ -378,7 +379,7 @@ def _attributes_of_log(log: NewLog, joined: _Joined) -> list[NamedColumn]:
 
 
 def _without_outcomes(log: NewLog, joined: _Joined, questions: Questions, config: NewConfig) -> NewLog:
-    """Returns the log with its `outcomes`: columns that seem to follow from the click. Asks about them."""
+    """Returns the log with `outcomes`: columns that seem to be known only after a click. Asks about them."""
     if log.is_of_choices:
         return log
     earlier = [one.column.name for one in _features_of_earlier_events(log, joined)]
@@ -496,7 +497,7 @@ def _split(log: NewLog, config: NewConfig) -> None:
 
 
 def _features(log: NewLog, joined: _Joined, config: NewConfig) -> None:
-    """Adds the sections `features` and `scopes`, and for a log of choices `history` and `negatives`."""
+    """Adds `features` and `scopes`. If all rows are choices of users, also adds `history` and `negatives`."""
     scopes: dict[str, list[str]] = {"user": [], "item": [], "context": []}
     features = _features_of_tables(joined, scopes, config)
     earlier = _features_of_earlier_events(log, joined)
@@ -557,7 +558,7 @@ def _choose_attributes(
 
 
 def _why_left_out(column: NamedColumn, log: NewLog, joined: _Joined) -> str:
-    """Returns the reason why a column of a log of choices does not become a feature."""
+    """Returns the reason why a column does not become a feature if all rows are choices of users."""
     is_feature = isinstance(feature_of(column, log.rows), NewFeature)
     if is_feature and "users" in joined and log.user and depends_on(column.sampled, log.user.sampled):
         return "attributes of users come from the table of users (--users): add it there"
@@ -652,7 +653,7 @@ def _model(log: NewLog, config: NewConfig) -> None:
 
 
 def _stock_filters(item: str, joined: _Joined, config: NewConfig) -> dict[str, Any]:
-    """Returns the filter of items that are out of stock, or writes it as a comment if it is not certain."""
+    """Returns the filter for items that are out of stock, or writes it as a comment if it may be wrong."""
     if "items" not in joined:
         return {}
     table, key = joined["items"]
@@ -696,9 +697,9 @@ def _stock_filters(item: str, joined: _Joined, config: NewConfig) -> dict[str, A
 
 
 def _repeats(log: NewLog, questions: Questions) -> dict[str, Any]:
-    """Returns settings of `candidates` if lists may contain items that the user has chosen before.
+    """Returns the settings with which lists may contain items that the user has chosen before; often none.
 
-    Asks only in a log of choices, because an item that is shown again is not a second choice.
+    Asks only if all rows are choices of users: an item that is only shown again was not chosen again.
     """
     if not log.is_of_choices or log.user is None or log.item is None or log.time is None:
         return {}
@@ -723,7 +724,7 @@ def _repeats(log: NewLog, questions: Questions) -> dict[str, Any]:
 
 
 def blended_sources(items: int, k: int) -> list[dict[str, Any]]:
-    """Returns the sources of a log of choices, whose scores a blend combines with the logit of the model."""
+    """Returns the candidate sources for a log of choices. A blend combines their scores with the logit."""
     n = max(_LEAST_PROPOSED, _PROPOSED_PER_PLACE * k)
     names = ["retrieval", "item_knn", *(["ease"] if items <= _EASE_ITEMS else []), "popular"]
     return [{"source": name, "n": n} for name in names]
@@ -736,7 +737,7 @@ def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, repe
         return
     filters = _stock_filters(log.item.name, joined, config)
     if log.label.has_shown and log.label.positive_at_least is not None:
-        # `repeats: auto` would treat a log with `positive_at_least`, such as ratings, like a log of choices.
+        # `repeats: auto` would treat ratings (`positive_at_least`) like a log that has only chosen items.
         filters = {"repeats": "unclicked", **filters}
     if repeats:
         filters = {**repeats, **filters}

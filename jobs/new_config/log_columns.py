@@ -69,10 +69,10 @@ _KNOWN_BEFORE = re.compile(
     r"(^|_)(past|prev|previous|last|hist|history|before|prior|avg|average|mean|median|counts?|cnt|num|total|sum|"
     r"rate|ctr|days?|[0-9]+[dhwm]|position|pos|rank|type|id|source)($|_)"
 )
-# A column seems to follow from the click if clicks often have unusual values in it: other values than the
-# most frequent one of the rows without a click. Of these rows, at most the share `_VARIED_SHOWN` may have
-# unusual values. Of the clicks, at least `_VARIED_CLICKS` must have them, and at least `_MORE_OFTEN` times
-# the share of the other rows. Fewer than `_FEWEST_OF_A_KIND` clicks, or other rows, show nothing.
+# A column seems to be known only after the click if other values than its usual one are rare in rows without
+# a click, but not in clicks. Their share must be at most `_VARIED_SHOWN` in rows without a click. In clicks,
+# it must be at least `_VARIED_CLICKS`, and at least `_MORE_OFTEN` times as large. A column is not judged by
+# fewer than `_FEWEST_OF_A_KIND` clicks, or fewer rows without a click.
 _VARIED_SHOWN, _VARIED_CLICKS, _MORE_OFTEN, _FEWEST_OF_A_KIND = 0.01, 0.05, 10, 20
 # An answer to the question: which column has the events?
 _EVERY_ROW = "no column: every row is a click"
@@ -161,7 +161,7 @@ class NewLog:
         table: the log.
         user, item, time, time_of_day, group, label_column: its columns; None for roles that no column has.
         label: the column, and its values, that make a row a click.
-        outcomes: maps columns that seem to follow from the click to the reason, as a clause.
+        outcomes: for each column that seems to be known only after the click, the reason as a clause.
     """
 
     table: NewTable
@@ -233,7 +233,7 @@ def ask_for_unknown_user(log: NewLog, questions: Questions) -> None:
 
 
 def outcome_in(column: SampledColumn, label: LabelGuess) -> str | None:
-    """Returns the reason why a column seems to follow from the click, as a clause; None if it does not.
+    """Returns, as a clause, why a column seems to be known only after the click; None if it does not.
 
     The values of such a column, such as the time that a user watched a video, are not known when lists are
     made. A model that reads them learns nothing else.
@@ -369,7 +369,7 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
 def _times_of(
     wish: str | None, table: NewTable, roles: Roles
 ) -> tuple[NamedColumn | None, NamedColumn | None]:
-    """Returns the column of the time, and the column of the time of day if the time has only dates.
+    """Returns the column of the time and, if it has only dates, the column with the times of day.
 
     Args:
         wish: `--time`: a column with dates and times, with dates, or with times of day; None if not given.
@@ -431,17 +431,17 @@ def _possible(
 ) -> tuple[Sequence[SampledColumn], str]:
     """Returns the columns of the log that may be the user or the item, and the reason as a clause.
 
-    First, the names of the columns are compared with usual names. If this does not select one column, or if
-    the table of users or items does not have the ids of this column, the column is chosen whose values are
-    the ids of the table. Without such a table, all columns are returned whose names say that they contain
-    ids.
+    First, the names of the columns are compared with usual names. This may not select exactly one column, or
+    the table of users or items may lack the ids of this column. Then the function chooses the column whose
+    values are the ids of the table. Without such a table, it returns all columns whose names say that they
+    contain ids.
 
     Args:
         table: the log.
         roles: the meaning of its columns, guessed from their names or their order.
         role: user or item.
         location: the path of the table of users or items; None without such a table.
-        other: the column of the other role, if it is known.
+        other: the column of the item if `role` is the user, and the reverse; None if it is not known.
     """
     taken = [] if other is None else [other.sampled.source]
     named = [one for one in (roles.user if role == "user" else roles.item) if one.source not in taken]
@@ -468,7 +468,7 @@ def _possible(
 
 
 def _with_other_events(label: LabelGuess, questions: Questions) -> LabelGuess:
-    """Returns the label. Asks what other events mean, if the log also has events of shown items."""
+    """Returns the label. If the log has events of shown items and clicks, asks what other events mean."""
     if not (label.shown and label.left_out) or label.column is None:
         return label
     events = list(label.left_out)
@@ -557,7 +557,7 @@ def _ask_about_item(
 
 
 def _doubt(role: str, column: SampledColumn, why: str | None) -> str | None:
-    """Returns why a column may not be the user or the item, as a clause; None without a doubt."""
+    """Returns why a column may not be the user or the item, as a clause; None if there is no doubt."""
     if why == _BY_ID_NAME:
         return "only because its name says that it has ids"
     return doubt_of_name(column, role) if why == _BY_NAME else None
@@ -764,7 +764,7 @@ def _flag_or_rating(label: LabelGuess, columns: Sequence[SampledColumn], questio
 
 
 def _confirmed(label: LabelGuess, questions: Questions) -> LabelGuess:
-    """Returns the label. Asks whether its column has events; if not, every row is a click."""
+    """Returns the label. Asks whether its column says what users did; if not, every row is a click."""
     events, source = _clicks_of(label), "" if label.column is None else label.column.source
     left_out = f", and rows with {list(label.left_out)} are left out" if label.left_out else ""
     chosen = questions.choose(

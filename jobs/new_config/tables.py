@@ -218,7 +218,7 @@ def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:
 
 
 def _refuse_ids_with_point(table: NewTable, key: SampledColumn) -> None:
-    """Raises ConfigError if a table has the values of a key, but one of the two writes them as 12.0.
+    """Raises ConfigError if a table has the ids of the log, but the table or the log writes them as 12.0.
 
     pandas writes integers in this way if the column also has missing values.
     """
@@ -516,7 +516,7 @@ def renamed(table: NewTable, roles: dict[str, NamedColumn | None]) -> NewTable:
 
 
 def with_lists(table: NewTable) -> NewTable:
-    """Returns the table of a log of displays. Strings that list items are replaced by lists."""
+    """Returns a table in which strings that list shown items are replaced by lists."""
     sampled = with_lists_of_items([one.sampled for one in table.columns])
     columns = zip(table.columns, sampled, strict=True)
     return replace(table, columns=tuple(replace(one, type=new.type, sampled=new) for one, new in columns))

@@ -47,7 +47,7 @@ def main() -> NoReturn:
     """Runs the stages, and ends the process."""
     profile, answers = sys.argv[1], int(sys.argv[2])
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
-    start_server_early()  # starts the server that forks the processes that read the log in the first stage
+    start_server_early()  # this server forks processes, which read the log in the first stage
     requests = _Requests()
     if cores_without_jvm() is None:  # otherwise, only a stage that needs a JVM starts one
         threading.Thread(target=_start_jvm, daemon=True).start()

@@ -186,8 +186,9 @@ def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) 
 
     Args:
         records: the records whose failures are returned.
-        others: records of other dates. A run also starts stages for other dates, so a failed stage whose exit
-            code `nightly` reports may be recorded there. Such a stage is not counted a second time.
+        others: records of other dates. A run also starts stages for other dates. If such a stage fails,
+            `nightly` reports its exit code, and the stage has a record of its own in `others`. It is not
+            counted a second time.
     """
     failed = [record for record in records if record.failed and record.job != "nightly"]
     failures = [_failure(record) for record in failed]

@@ -382,7 +382,7 @@ class UserList:
 
 
 def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
-    """Counts the items in evenly spread files that have at most about 5 million list entries together."""
+    """Counts the items in evenly spaced files of the lists: at most about 5 million list entries in total."""
     times: Counter[str] = Counter()
     for path in even_files(partition, manifest):
         for count in column(path, "item_id").value_counts().to_pylist():

@@ -119,7 +119,7 @@ _MOST_ROWS = 20
 
 
 def comparison_page(comparison: Comparison, run_date: str, command: str) -> Html:
-    """Returns the complete page: the best experiment, the command that uses it, the table, curves, failures.
+    """Returns the page: the best experiment, how to use it, a table of all experiments, curves and failures.
 
     Args:
         comparison: the result.
@@ -160,7 +160,7 @@ def _head(comparison: Comparison, run_date: str) -> Html:
 
 
 def _lead_over_second(comparison: Comparison) -> str:
-    """Returns a sentence about the difference from the second-best experiment; empty if there is none."""
+    """Returns a sentence about the lead over the second-best experiment; empty if there is no second one."""
     if len(comparison.ranked) < 2:
         return ""
     best, second = comparison.ranked[:2]

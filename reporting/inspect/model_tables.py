@@ -129,7 +129,7 @@ def _override_row(override: Override) -> list[str]:
 
 
 def _refit_row(refit: Refit) -> list[str]:
-    """Returns the table row for a refit; its parent is the champion that it refits."""
+    """Returns the table row for a refit. The column Parent has the champion that was trained again."""
     return [refit.run_date, "refit", refit.version, refit.champion, "-", "-", "-", refit.champion]
 
 

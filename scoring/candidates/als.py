@@ -93,7 +93,7 @@ def als_vectors(config: AlsParameters, rows: Rows, items: Rows, checkpoints: str
 
 
 def _vectors_of_table(config: AlsParameters, clicks: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Implements `als_vectors` in this process."""
+    """Implements `als_vectors` in this process, without Spark."""
     import torch
 
     from scoring.candidates.als_vectors import fit_vectors

@@ -15,9 +15,9 @@ Collaborative Filtering for the Netflix Prize, AAIM 2008)
 MLlib draws the initial user vectors with Spark's generator XORShiftRandom: a xorshift generator of 64 bits
 (G. Marsaglia, Xorshift RNGs, JSS 8(14), 2003). Its first state is computed from the seed by MurmurHash3. Like
 java.util.Random, `normals` uses the polar method of Marsaglia, which rejects some pairs of numbers. One step
-of the generator is a linear function of the state's bits. So for any number of steps, there is a table of 8
-times 256 numbers with which all these steps are applied at once. `_states` uses such tables: it repeatedly
-doubles an array of consecutive states.
+of the generator is a linear function of the state's bits. So n steps are one multiplication by a matrix of
+bits, for which `_table` stores 8 times 256 numbers. `_states` uses such tables: it repeatedly doubles an
+array of consecutive states.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def fit_vectors(
 
 @torch.inference_mode()
 def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
-    """Solves for the vectors of all rows, given those of the columns. Returns (R, rank) float32."""
+    """Solves the normal equations for the vectors of all rows, given the vectors of all columns.
+
+    Returns (R, rank) float32.
+    """
     factors = of_others.double()  # (O, k)
     gram = factors.T @ factors
     solved = torch.empty((len(side.starts) - 1, config.rank))
@@ -231,7 +234,10 @@ def _states(state: int, count: int) -> Words:
 
 
 def _table(matrix: Words) -> Words:
-    """Returns the product of a bit matrix and each value of each of the 8 bytes of a state: (8, 256)."""
+    """Returns the table, (8, 256), with which `_jump` multiplies states by a bit matrix.
+
+    The element [b, v] is the product of the matrix and a state whose byte b is v and whose other bytes are 0.
+    """
     table = np.zeros((8, 256), np.uint64)
     values = np.arange(256)
     for byte in range(8):
@@ -241,7 +247,7 @@ def _table(matrix: Words) -> Words:
 
 
 def _jump(table: Words, states: Words) -> Words:
-    """Multiplies states by the matrix that a table represents."""
+    """Multiplies states by the bit matrix from which `_table` made this table."""
     jumped = np.zeros(len(states), np.uint64)
     of_bytes = states.astype("<u8").view(np.uint8).reshape(-1, 8)
     for byte in range(8):

@@ -1,6 +1,6 @@
 """Chooses the items that may be candidates of any user, and gives each item an index.
 
-The items of an experiment's treatment get the features of the treatment's workflow.
+In an experiment, the same items are also published with the features that the treatment's model needs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _no_item(counts: Mapping[str, int]) -> DataError:
 
 
 def filter_names(seen: Rows | None, out_of_stock: Rows | None) -> list[str]:
-    """Returns the names of the filters whose argument is not None."""
+    """Returns the names of the filters that are used: those whose argument is not None."""
     return [name for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)) if keys is not None]
 
 

@@ -50,7 +50,7 @@ class CandidateTables:
             segment.
         attributes: rows with user_key and all columns of the table `user_attributes`, one row per user;
             None if this table is not configured.
-        retriever: the model that the source `retrieval` uses: one of its own, or the model that ranks the
+        retriever: the model that the source `retrieval` uses: a separate model, or the model that ranks the
             lists; None if this source is not configured.
     """
 
@@ -178,11 +178,12 @@ def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -
 
 
 def last_counted_days(context: RunContext, dataset: Dataset, splits: list[Split]) -> tuple[str, str | None]:
-    """Returns the last day of windows over the rows of some splits, and the last day with a click.
+    """Returns the last day of a window such as `window_days`, and the last day on which `splits` has a click.
 
-    With split.by=day, windows end on the run date, and the days of clicks are those of the log's files.
-    Otherwise, a split can end any number of days before the run date. So windows end on the local day of the
-    last row of `splits` that is not after the run date. The second result is None if there is no click.
+    With split.by=day, a window ends on the run date, and the second result is the date of the last log file
+    with a click. Otherwise, a split can end any number of days before the run date. So a window ends on the
+    local day of the last row of `splits` that is not after the run date. The second result is None if there
+    is no click.
 
     Raises:
         DataError: the log is not divided by days, and no row of `splits` has a time up to the run date.

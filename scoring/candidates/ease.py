@@ -159,7 +159,7 @@ def _weights_of(
     return weights
 
 
-# The weights, computed by torch.
+# The code below computes the weights with torch.
 
 
 def gram_matrix(pairs: Iterable[pa.RecordBatch], items: NDArray[np.int32]) -> Tensor:

@@ -1,9 +1,9 @@
 """Computes each user's excluded items: items that the user clicked or saw, and items that filters exclude.
 
-Each source leaves the excluded items out of its proposals: `item_vectors.py`, `retrieval.py`,
-`similar_items.py`, `popular.py` and, for packages, `source_tables.py`. The source `all_items` proposes every
-item. For this source, `recommender.py` and `pairs.py` in `scoring/ranking` leave excluded items out of the
-lists.
+`item_vectors.py`, `retrieval.py`, `similar_items.py` and `popular.py` leave the excluded items out of the
+proposals of their sources. `source_tables.py` does so for sources from other packages. The source `all_items`
+proposes every item. For this source, `recommender.py` and `pairs.py` in `scoring/ranking` leave excluded
+items out of the lists.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ def known_items(
 
 
 def _rows_of_log(context: RunContext) -> str:
-    """Returns an SQL condition for rows of the log.
+    """Returns an SQL condition that is false for the rows that the section `negatives` added.
 
-    Users did not see the items of rows that the section `negatives` added.
+    The log does not contain these rows: the users did not see their items.
     """
     negatives = context.config.negatives
     return "true" if negatives is None else f"NOT ({drawn_rows(negatives)})"
@@ -144,7 +144,7 @@ def exclude(
             tables.
         attributes: rows with user_key and the attributes that the filters use, one row per user. If a user
             has no row, the user's attributes are null.
-        known_as: the name of the filter `known` in the counts of excluded pairs.
+        known_as: the name by which the counts of excluded pairs list the items of `known`.
     """
     if not filters:
         return _exclude_known(users, known, known_as)

@@ -63,8 +63,8 @@ def vector_store(
         dataset: the splits that build_features published for the run date.
         numbered: the manifest of the table candidate_items.
         retriever: the model of the source `retrieval`; None if this source is not configured.
-        purpose: part of the tables' names, so that these tables do not replace those of the published lists.
-            None means that the tables are those of the published lists.
+        purpose: a part of the names of the tables. With it, these tables do not replace the tables of the
+            published lists. None means that the tables are those of the published lists.
     """
     table_inputs = {
         "candidate_items": numbered.digest,

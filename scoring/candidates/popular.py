@@ -174,7 +174,7 @@ def allowed(ranking: Column, n: int) -> Column:
 
 
 def _in_order() -> list[Column]:
-    """Returns two aggregates, ordered by the column `place`: the item indices (`ranking`), and the scores."""
+    """Returns two aggregate columns, ordered by `place`: the item indices (`ranking`), and their scores."""
     score = F.log1p("clicks").cast("float").alias(SCORES)
     entries = F.sort_array(F.collect_list(F.struct("place", ITEM_INDEX, score)))
     return [

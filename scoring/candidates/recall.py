@@ -1,4 +1,4 @@
-"""Measures the recall of the candidates: the share of a user's later clicks that are on candidates."""
+"""Measures recall: how many of the items that a user clicked after the run were among the candidates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNITS = 2**32
 class Recall:
     """Recall@n of one group of users. n is the length of each user's list of candidates.
 
-    A positive of a user is an item that the user clicked later.
+    A positive of a user is an item that the user clicked after the candidates were computed.
 
     Attributes:
         users: number of users with a row in the candidates table and at least one positive. The other
@@ -56,8 +56,8 @@ def measure_recall(
     Args:
         candidates: rows with the columns user_key, candidates, excluded and sources, one row per user.
         items: rows with the columns item_index and item_key, one row per item.
-        positives: rows with the columns user_key and item_key: the distinct items that each user clicked
-            later.
+        positives: rows with the columns user_key and item_key, one row per positive of each user (see
+            `Recall`).
         warm: rows with the distinct user_key of the users with train rows. All other users are cold.
         sources: the names of the sources. The column `sources` has indices into this sequence; it is null for
             the source `all_items`.

@@ -99,7 +99,7 @@ def _neighbours(history: Rows, most: int, shrink: float) -> Rows:
 
 
 def _columns_of_neighbours() -> list[Column]:
-    """Returns the columns of the published table, as aggregates over the neighbours of an item."""
+    """Returns Spark aggregates that collect the neighbours of an item: their indices and similarities."""
     pairs = F.sort_array(
         F.collect_list(F.struct("other", F.col("similarity").cast("int").alias("similarity")))
     )

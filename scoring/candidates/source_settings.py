@@ -12,7 +12,7 @@ from conf.types import Candidates, Strict
 
 
 class SourceParameters(Protocol):
-    """The settings of all sources: the name of the source, and its maximum number of items per user."""
+    """The settings that every source has: its name, and its maximum number of items per user."""
 
     @property
     def name(self) -> str:

@@ -1,8 +1,8 @@
-"""Tables of Delta Lake and Iceberg with the partition column `dt`, in which a delivery replaces one date.
+"""Tables of Delta Lake and Iceberg with the partition column `dt`.
 
-`DeltaFolder` is a Delta table in a folder. delta-rs commits to it, so no Spark and no catalogue is needed. If
-the rows are a frame of Spark, its tasks write the files. `CatalogueTable` is a Delta or Iceberg table of
-Spark's catalogue; Spark writes it.
+A delivery replaces the rows of one date. `DeltaFolder` is a Delta table in a folder. delta-rs commits to it,
+so no Spark and no catalogue is needed. If the rows are a frame of Spark, its tasks write the files.
+`CatalogueTable` is a Delta or Iceberg table of Spark's catalogue; Spark writes it.
 
 Each replacement is one commit. So readers see all old or all new rows of the date, and a killed delivery
 changes nothing. The files of a killed delivery belong to no version of the table; a VACUUM deletes them.
@@ -108,8 +108,8 @@ class DeltaFolder:
             ConfigError: the folder is not a Delta table, is not partitioned by `dt` alone, or has rules that
                 this delivery cannot check.
             DataError: the columns of the table differ from those of the rows.
-            InfrastructureError: the table cannot be read or written, or other programs changed the date
-                during each try.
+            InfrastructureError: the table cannot be read or written, or other programs changed the rows of
+                the date during each try.
         """
         from deltalake.exceptions import CommitFailedError
 
@@ -152,8 +152,8 @@ class DeltaFolder:
 
         Args:
             column: the column with the ids of users.
-            users: the ids. The commit does not contain these ids; the predicate of a deletion would contain
-                them.
+            users: the ids. They are rows of a MERGE, because the log of the table would store the predicate
+                of a DELETE, and thus the ids.
         """
         with self._errors():
             if current_version(self.root) is None:
@@ -181,7 +181,7 @@ class DeltaFolder:
         )
 
     def _delete(self, delete: Callable[[DeltaTable], int | None]) -> int:
-        """Deletes rows with `delete`, again if another program changed the table. Returns their number."""
+        """Calls `delete`, and repeats the call if another program changed the table. Returns its result."""
         from deltalake.exceptions import CommitFailedError
 
         for attempt in range(_TRIES):
@@ -371,8 +371,8 @@ class CatalogueTable:
         Raises:
             ConfigError: the session cannot open or create the table, or the table has another format.
             DataError: the columns of the table differ from those of the rows.
-            InfrastructureError: the table cannot be read or written, or other programs changed the date
-                during each try.
+            InfrastructureError: the table cannot be read or written, or other programs changed the rows of
+                the date during each try.
         """
         rows: DataFrame | None = None
         for attempt in range(_TRIES):
@@ -522,7 +522,7 @@ class CatalogueTable:
 
 
 def _bounds(form: Literal["delta", "iceberg"], properties: Mapping[str, str]) -> str:
-    """Returns the end of a remark on ids in the log of a table; empty if the log has no ids."""
+    """Returns a clause that warns of users' ids in the metadata of a table; empty if there are none."""
     name, value = _NO_BOUNDS[form]
     if properties.get(name) == value:
         return ""

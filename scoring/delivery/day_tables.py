@@ -408,8 +408,8 @@ class PlainTable(ServedTable):
     def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
         """Creates an unlogged table, because it exists only until its rows are copied.
 
-        The table always has the column `variant`. `replace` copies this column even if only the served table
-        has it, because an earlier experiment or a user has added it there.
+        The table always has the column `variant`, even if the lists have none. An earlier experiment or a
+        user may have added this column to the served table, and then `replace` copies it.
         """
         typed = ", ".join(f"{name} {TYPES.get(name, 'text')}" for name in dict.fromkeys((*columns, VARIANT)))
         self.database.execute(
@@ -417,7 +417,7 @@ class PlainTable(ServedTable):
         )
 
     def replace(self, table: UnservedTable, digest: str, rows: int, keep_dates: int) -> Replaced:
-        """Copies changed rows from the new table in one transaction, and then drops the new table."""
+        """Copies changed rows to the served table in one transaction, and then drops the new table."""
         database, target, new = self.database, self.name, table.name
         database.execute(f"ANALYZE {new}")
         columns = [*TYPES, *([VARIANT] if self.has_variant() else [])]
@@ -460,7 +460,7 @@ class PlainTable(ServedTable):
         return _delete_users(self.database, self.name, users)
 
 
-# The new tables of deliveries
+# The code below names, locks and drops the new tables of deliveries.
 
 
 @contextmanager

@@ -181,12 +181,14 @@ class ListRecord:
     content: bytes
 
 
-# The code below parses the content of a file: returns the bytes before the first record, and the records.
+# A function that parses the content of a file. It returns the bytes before the first record, and the records.
 Parse = Callable[[bytes], tuple[bytes, list[ListRecord]]]
 
 
 def erase_records(sink: str, folder: str, request: EraseRequest, parse: Parse) -> int:
-    """Publishes each date without the users' records; immediately deletes all files outside the manifest.
+    """Removes the records of users from the published files of all dates.
+
+    The function immediately deletes all files that no manifest names, because they may have such records too.
 
     Args:
         sink: the name of the sink.

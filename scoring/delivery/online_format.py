@@ -174,7 +174,7 @@ def feature_values(batch: pa.RecordBatch, names: Sequence[str]) -> list[str]:
 
 
 def texts(values: pa.Array) -> list[str]:
-    """Returns the JSON text of each value. Floats are the shortest decimals that are read as the same float.
+    """Returns the JSON text of each value. A float becomes the shortest decimal that parses to this float.
 
     JSON cannot represent infinities and NaN, so they become the strings "inf", "-inf" and "nan".
     """

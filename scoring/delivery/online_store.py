@@ -178,7 +178,7 @@ class OnlineStore:
             pipe.execute()
 
     def count(self, client: Redis, buckets: Sequence[str]) -> int:
-        """Returns the numbers of keys in buckets, without marker fields. A missing bucket counts as -1."""
+        """Returns the number of keys in all these buckets, without markers. A missing bucket counts as -1."""
         keys = -len(buckets)
         for start in range(0, len(buckets), _NAMES_PER_PIPELINE):
             pipe = client.pipeline(transaction=False)
@@ -305,7 +305,10 @@ def erase_users(store: OnlineStore, client: Redis, request: EraseRequest) -> int
 
 
 def _attempts(store: OnlineStore, client: Redis) -> dict[str, set[int]]:
-    """Returns the numbers of the existing buckets of lists and users, by the beginning of their names."""
+    """Returns the numbers of the existing buckets of the tables `lists` and `users`.
+
+    The result maps the name of a delivery's buckets, without the number at its end, to these numbers.
+    """
     buckets: dict[str, set[int]] = {}
     for table in _OF_USERS:
         for name in client.scan_iter(match=f"{store.prefix}:{table}:*", count=_NAMES_PER_SCAN):
@@ -317,7 +320,7 @@ def _attempts(store: OnlineStore, client: Redis) -> dict[str, set[int]]:
 def _keys_by_bucket(
     client: Redis, beginning: str, numbers: set[int], users: Sequence[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields buckets of an attempt, and the users whose keys they can have.
+    """Yields buckets of one delivery, each with the users whose keys it can have.
 
     Args:
         client: the connection.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DRIVER = "org.postgresql.Driver"
 _COPY_BYTES = 1 << 18  # the size of the messages in which rows are sent
 _JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-# Settings of connections (org.postgresql.PGProperty). A parameter of the URL replaces a setting.
+# Settings of connections (org.postgresql.PGProperty). A parameter of the sink's URL has priority.
 _CONNECTION = {
     "sslmode": "verify-full",  # the driver's default accepts connections without encryption
     "connectTimeout": "20",

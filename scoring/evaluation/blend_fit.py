@@ -9,8 +9,9 @@ cross-entropy of a softmax over these candidates (the listwise loss of Z. Cao et
 Pairwise Approach to Listwise Approach, ICML 2007). Other candidates enter no list, so their order does not
 matter. The function is convex, and Newton's method finds its minimum without random numbers.
 
-The contenders are the rankings by the model alone, by each source alone, and by the blend. Users are divided
-into folds. The lists of a fold's users are made with weights that are fitted to the users of the other folds.
+`learn` compares these contenders: rankings by the model alone, by each source alone, and by the blend. Users
+are divided into folds. The lists of a fold's users are made with weights that are fitted to the users of the
+other folds.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ class MeasuredPairs:
         items: (P,) int32, the item index of each candidate.
         logits: (P,) float32, the logits of the model.
         scores: (P, S) float32, the scores of the sources; NaN where the source did not propose the item.
-        clicked: (P,) bool, whether the user clicked the item later.
-        positives: (U,) int64, number of items that the user clicked later, candidates or not; at least 1.
+        clicked: (P,) bool, whether the user clicked the item in the validation split.
+        positives: (U,) int64, number of items that the user clicked in the validation split, candidates or
+            not; at least 1.
         folds: (U,) int64, the fold of each user, below FOLDS.
     """
 
@@ -409,9 +411,9 @@ def publish_items(
 def counted_until(context: RunContext, dataset: Dataset) -> str:
     """Returns the last day of the windows of sources with `window_days`, in `log.time_zone`.
 
-    It is the day of the last train row. If the log is divided by days, `uncounted_days` is added: the number
-    of days from the last day whose rows build_candidates counts to the run date. So a window has the same
-    number of days with rows here as in build_candidates.
+    It is the day of the last train row, plus `uncounted_days` if the log is divided by days. The windows of
+    build_candidates end on the run date, and none of their last `uncounted_days` days has counted rows. So a
+    window has the same number of days with rows here as in build_candidates.
     """
     if context.config.split.by == "day":
         last = date.fromisoformat(dataset.splits["train"][-1].dt)
@@ -421,7 +423,7 @@ def counted_until(context: RunContext, dataset: Dataset) -> str:
 
 
 def pairs_of_rows(rows: Sequence[Mapping[str, Any]], sources: int) -> MeasuredPairs:
-    """Returns the pairs in rows of `measure_candidates`, ordered by user key and item.
+    """Converts rows of `measure_candidates` to pairs, ordered by user key and item.
 
     A hash of the user key decides the fold of a user, so that folds do not depend on the order of rows.
     """

@@ -32,7 +32,9 @@ from storage.run_context import RunContext
 from training.registry.served_experiments import ExperimentStop, read_stops, record_stop
 
 log = logging.getLogger("nightrank.measure")
-_DAYS_TO_STOP = 2  # a run makes the next day's lists before it compares the clicks of that day
+# Days from the date of measured lists to the first date on which they can stop the experiment. The lists of
+# the day between these dates are made before the clicks of that day are compared.
+_DAYS_TO_STOP = 2
 _LAST_DATE = "9999-12-31"
 
 
@@ -194,7 +196,7 @@ def _later(day: str, days: int) -> str:
     return (date.fromisoformat(day) + timedelta(days=days)).isoformat()
 
 
-# Sums of the relevance of each variant's lists, over all users and over each resample of the users.
+# The code below sums the relevance of each variant's lists, over all users and over each resample of them.
 #
 # The weight of a user in a resample depends only on the seed and on the user. So the sums of several days can
 # be added, and each resample of the total contains all days of a sampled user. The sums are integers, so
@@ -218,7 +220,7 @@ def sum_variants(lists: Rows, positives: Rows, k: int, resample: Resample) -> di
     Args:
         lists: rows with the columns user_key, position, item_key and variant, one row per list entry.
         positives: rows with the columns user_key and item_key: the distinct items that each user clicked
-            later.
+            after the lists were made.
         k: maximum length of a list.
         resample: the number of resamples of the users, and the seed.
     """
@@ -316,8 +318,7 @@ def from_table(table: pa.Table) -> dict[str, Sums]:
     }
 
 
-# Figures of the variants of an experiment, their differences with intervals, and the limit that stops an
-# experiment.
+# The code below compares the variants of an experiment, and decides whether the experiment must stop.
 
 # Maps each measure to its numerator, its denominator, and the number of units that represent 1.
 _RATIOS = {
@@ -433,7 +434,7 @@ def stop_reason(settings: ServingExperiment, total: Mapping[str, Any]) -> str | 
     )
 
 
-# The test for a sample ratio mismatch: whether the sizes of two groups fit the chosen share.
+# The code below tests for a sample ratio mismatch: whether the sizes of two groups fit the chosen share.
 #
 # A. Fabijan et al., Diagnosing Sample Ratio Mismatch in Online Controlled Experiments, KDD 2019.
 

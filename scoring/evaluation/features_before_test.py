@@ -67,9 +67,9 @@ def rows_before_test(
     are computed from the rows of this table, as for published lists. Users with a train or validation row,
     but without a row in this table, have null attributes. Items without a row in this table have null
     attributes if `items.missing` is `serve`; otherwise they are left out. Without a table of attributes, a
-    user or an item has the features of its latest row in the train and validation splits. Features of
-    `last_values` are computed from the last values before the test days. With `before=validation`, only rows
-    of the train split are used.
+    user or an item has the features of its latest row in the train and validation splits. The features that
+    the section `last_values` adds are computed from the last values before the test days. With
+    `before=validation`, only rows of the train split are used.
 
     Args:
         context: the run's configuration, lake, run date and Spark session.

@@ -126,11 +126,12 @@ def run_gate(
 
 
 def held_out_days(dataset: Dataset, models: Sequence[ModelInfo]) -> tuple[Dataset, list[GateCheck]]:
-    """Returns the dataset with only the test days on which no model was trained, and a check of the others.
+    """Returns the dataset with only those test days on which no model was trained, and a check.
 
     A model fits the labels of its own training rows too well. A model may have been trained on a test day if
-    `split.test_days` was enlarged after the training run. If no test day is left, all are kept, and the check
-    has the level `hold`. If no model was trained on a test day, there is no check.
+    `split.test_days` was enlarged after the training run. The check reports these days. If no test day is
+    left, all are kept, and the check has the level `hold`. If no model was trained on a test day, there is no
+    check.
     """
     test, seen = dataset.splits["test"], {}
     for role, model in zip(("challenger", "champion"), models, strict=False):
@@ -218,7 +219,7 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
 
     The list is empty if there is no champion. If lists could not be measured, there is only one check, which
     gives the reason. If fewer than `gate.min_users` users were measured, no check of the lists prevents the
-    promotion. `gate.lists_users` users are enough, because no more users are measured.
+    promotion. If `gate.lists_users` is smaller, this number of users is enough, because no more are measured.
     """
     measurement = comparison.measurement
     if measurement.skipped is not None:

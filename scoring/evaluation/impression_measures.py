@@ -280,7 +280,7 @@ def _warn_of_unmatched(settings: Impressions, facts: Mapping[str, Any]) -> None:
         )
 
 
-# Click rates of shown list entries by position, with intervals.
+# The code below computes click rates of shown list entries by position, with intervals.
 #
 # The click rate of a position is the number of its list entries that were shown and clicked, divided by the
 # number of its shown entries. A bootstrap over users gives the interval (metrics.bootstrap).
@@ -405,7 +405,7 @@ _DRAWN_PARTIAL = pa.schema(
 
 
 def why_unknown(config: Config, published: Manifest) -> str | None:
-    """Returns the reason why the probabilities of the draws are unknown; None if the probabilities are known.
+    """Returns why the probability of each order of the drawn items is unknown; None if it is known.
 
     Args:
         config: the configuration, with the rule `exploration`.
@@ -430,7 +430,7 @@ def why_unknown(config: Config, published: Manifest) -> str | None:
 
 
 def estimate_explored(lists: Rows, shown: Rows, settings: Impressions) -> dict[str, Any]:
-    """Returns the click rates of the explored positions in the published order and in the order of scores.
+    """Returns the click rate of drawn items, and the estimated rate if they had been ordered by score.
 
     Args:
         lists: the lists with the columns user_key, item_key, position, score and reason.

@@ -105,7 +105,7 @@ def truth_facts(
 def shown_kinds(
     measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, MeasuredLists]:
-    """Returns the measures of the kinds of lists that are shown for new users and items.
+    """Returns the measures of the kinds of lists that the report compares for new users and items.
 
     The kind BEST is included only if its lists were made.
     """
@@ -182,7 +182,7 @@ class _ListMaker:
 
     @cached_property
     def _days(self) -> list[_Day]:
-        """The generated days, which a process computes once for all of its tasks."""
+        """The probabilities of each generated day. A process computes them once for all of its tasks."""
         return [_Day(self.generated.settings, day, self.item_keys) for day in self.generated.days]
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:

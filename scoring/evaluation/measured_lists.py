@@ -12,7 +12,8 @@ from typing import Any
 
 from spark.rows import Rows, query, records
 
-# The code below measures the relevance of a user's top-k list by the user's later clicks, as hits and NDCG.
+# The code below measures the relevance of a user's top-k list, as hits and NDCG, by the items that the user
+# clicked after the list was made.
 
 # NDCG is summed in integer units of 2⁻³², and the gains of one list in units of 2⁻⁴⁰. So the sums do not
 # depend on the order of the rows.
@@ -48,8 +49,8 @@ def user_relevance(lists: Rows, positives: Rows, k: int) -> Rows:
     Args:
         lists: rows with the columns user_key, position and item_key, one row per list entry. Positions count
             from 1.
-        positives: rows with the columns user_key and item_key: the distinct items that each user clicked
-            later.
+        positives: rows with the columns user_key and item_key, one row per positive of each user (see
+            `Relevance`).
         k: maximum length of a list.
 
     Returns:
@@ -151,8 +152,8 @@ def measure_kinds(
     Args:
         lists: rows with the columns kind, user_key, position and item_key, one row per list entry.
             Positions count from 1.
-        positives: rows with the columns user_key and item_key: the distinct items that each user clicked
-            later.
+        positives: rows with the columns user_key and item_key, one row per positive of each user (see
+            `Relevance`).
         warm: rows with the distinct user_key of the users with a row in the train split.
         users: rows with user_key and `new` (boolean), one row per user.
         items: rows with item_key and `new` (boolean), one row per item.
@@ -227,7 +228,8 @@ def measure_kinds(
 def count_items(lists: Rows, positives: Rows, items: Rows) -> dict[str, ListedItems]:
     """Returns counts of the items in each kind of lists, in the clicks (CLICKS) and in all items (ITEMS).
 
-    The arguments are those of `measure_kinds`. A kind, CLICKS or ITEMS without rows has no entry.
+    The arguments are those of `measure_kinds`. The result has no entry for a kind without rows. The same
+    applies to CLICKS and ITEMS.
     """
     counts = query(
         f"""

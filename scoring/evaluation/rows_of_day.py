@@ -1,4 +1,4 @@
-"""Chooses the rows that measure lists and models: rows that no model has learned.
+"""Chooses the rows on which lists and models are measured: rows on which no model was trained.
 
 `rows_of_day` and `new_rows_of_day` read the users, items and labels of one day, for example of the day after
 the lists. `learned_rows` finds test rows on which a model was trained, in a log that is not stored by day.
@@ -53,9 +53,9 @@ def new_rows_of_day(context: RunContext, dataset: Dataset, day: str) -> Rows:
     """Returns user_key, item_key and label of the rows of a day that are later than all rows of a dataset.
 
     The function is for a log whose path has no date, so that each run reads all rows. The dataset may contain
-    rows of this day, for example if the run started after midnight. They do not measure lists, because the
+    rows of this day, for example if the run started after midnight. These rows are left out, because the
     model and the candidates may have been computed from them. A row belongs to the local day of its
-    event_time. If the log has no event_time, no row is known to be later.
+    event_time. If the log has no event_time, the result is empty, because it is unknown which rows are later.
 
     Args:
         context: the run's configuration, lake, run date and Spark session.
@@ -81,9 +81,10 @@ def new_rows_of_day(context: RunContext, dataset: Dataset, day: str) -> Rows:
 
 
 def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, Manifest] | None:
-    """Returns the partition and the manifest of a day's features, by the workflow of that day's dataset.
+    """Returns the partition and the manifest of the published features of a day.
 
-    Returns None if no features are published, or if they were computed from another log or by other settings.
+    The workflow of that day's dataset has computed them. Returns None if no features are published, or if
+    they were computed from another log or by other settings.
     """
     plan, lake = plan_of(context.config), context.lake
     if plan.is_divided or not is_published(lake.datasets.partition(raw.dt)):
@@ -95,7 +96,7 @@ def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, 
     return None if manifest is None else (partition, manifest)
 
 
-# Test rows on which a model was trained, in a log that is not stored by day.
+# The code below finds test rows on which a model was trained, in a log that is not stored by day.
 #
 # Each run divides the whole log again. If `split` changes, or if rows with earlier times arrive, the test
 # split may begin before the end of the train split of an earlier run.
@@ -107,11 +108,13 @@ _RESTORE = "restore the `split` with which the model was trained, or pin the cha
 def learned_rows(
     context: RunContext, dataset: Dataset, models: Sequence[ModelInfo]
 ) -> tuple[int | None, list[GateCheck]]:
-    """Returns the event time (µs) after which test rows are new to all models, and a check of the others.
+    """Returns the event time (µs) after which test rows are new to all models, and a check.
 
-    The time is None if all test rows are measured. There is no check if no model was trained on a test row.
-    In two cases, all test rows are kept, and the check has the level `hold`: no test row is new, or the rows
-    have no event time and the test split begins too early. The result is `(None, [])` for a log by day.
+    The time is None if all test rows are measured. The check reports test rows on which a model may have been
+    trained; without such rows, there is no check. In two cases, all test rows are kept, and the check has the
+    level `hold`. First, no test row is new. Second, the times of the training rows are unknown, and the
+    section `split` has changed since the training. For a log that is stored by day, the result is
+    `(None, [])`.
 
     Args:
         context: the run's configuration, lake, run date and Spark session.

@@ -179,7 +179,7 @@ class CandidateLists:
         self._items = torch.from_numpy(self._values)
 
     def _replace_excluded(self) -> None:
-        """For users with many excluded items, appends a list of the items that are not excluded."""
+        """Gives each user with many excluded items a list of the items that are not excluded."""
         users = np.flatnonzero(~self._has_list & ~self._scores_all)
         if not len(users):
             return
@@ -334,8 +334,7 @@ class CandidateLists:
     def _listed_of(self, users: Indices) -> NDArray[np.integer[Any]]:
         """Returns the concatenated lists of users with a list, or the excluded items of users without a list.
 
-        Pass only users with a list, or only users without one, and leave out none of them between the first
-        and the last.
+        For a range of users, pass either all users with a list, or all users without a list.
         """
         if not len(users):
             return self._values[:0]

@@ -543,8 +543,8 @@ class CandidateLogits:
 
         Args:
             users: a batch with one row per user. The columns are user_key, the user features, candidates,
-                excluded, source_scores, and positives: the item indices that the user clicked later. The
-                index -1 represents an item that cannot be a candidate.
+                excluded, source_scores, and positives: the indices of the items that the user clicked and
+                that the blend is fitted to. The index -1 represents an item that cannot be a candidate.
             sources: number of sources.
 
         Raises:

@@ -163,7 +163,7 @@ def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]
 
 
 def rule_digests(rules: ListRules | None, run_date: str) -> dict[str, str]:
-    """Returns the digests of the code of rules of other packages, and of the tables that rules read.
+    """Returns digests of the code of rules from other packages, and of the tables that rules read.
 
     The tables of attributes are not included. The result is empty if there are no digests.
 

@@ -98,7 +98,7 @@ class ItemRule:
 
     @property
     def drawn_positions(self) -> int:
-        """Returns the number of positions at the end of a list for drawn items.
+        """Returns the number of positions at the end of a list that drawn items get.
 
         Only one rule may draw items.
         """

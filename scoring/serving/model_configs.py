@@ -1,4 +1,4 @@
-"""Makes config.pbtxt for Triton Inference Server, in the text format of its message ModelConfig.
+"""Makes config.pbtxt for Triton Inference Server: the message ModelConfig in protobuf's text format.
 
     workflow          raw columns               -> dense (D,) float32, categorical (W,) int64
     ranker            dense, categorical        -> probability; see `Backend`

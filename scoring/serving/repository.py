@@ -95,13 +95,14 @@ def add_to_repository(
 
     Raises:
         ConfigError: the folder is not a local path, or the backend or the variant does not exist. Also raised
-            if the repository has no model of the control for a treatment, has models with these names that
-            this project did not write, or has models with another backend or other inputs. Also raised if a
-            raw column has the name of another input or of the output of an ensemble. With `online`, also
-            raised if a feature depends on user and item together, or if no feature depends on the user or
-            none on the item.
+            if the model is a treatment, but the repository has no model of the control. Also raised if the
+            repository has models with the same names that this project did not write, or models with another
+            backend or other inputs. Also raised if a raw column has the name of another input or of the
+            output of an ensemble. With `online`, also raised if a feature depends on user and item together,
+            or if no feature depends on the user or none on the item.
         DataError: the model is damaged, or a file of the repository is damaged.
-        InfrastructureError: the repository cannot be written, or a program differs too much from the model.
+        InfrastructureError: the repository cannot be written, or the results of an exported program differ
+            too much from those of the model.
     """
     if backend not in get_args(Backend):
         raise ConfigError(f"there is no backend {backend!r}", f"choose from {list(get_args(Backend))}")
@@ -291,7 +292,8 @@ def _ensembles(inputs: ServedInputs, version: int, variant: Variant) -> dict[str
     return {**online, names[1]: ensemble_config(inputs, version, names[1])}
 
 
-# The folder of a model repository: its lock, its scratch folder, and the description of a version.
+# The code below reads the description of a version (served.json), locks the folder of a model repository, and
+# creates a scratch folder.
 
 
 def read_served(path: Path) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
 
 
 def _accelerator(profile: Profile, devices: Sequence[Device]) -> Iterator[Finding]:
-    """Checks that the accelerator has code for the devices. Its jar lists the compute capabilities."""
+    """Checks that the RAPIDS Accelerator is compiled for the GPUs. Its jar lists compute capabilities."""
     entries = (profile.get("spark.executor.extraClassPath") or "").split(":")
     jar = next((Path(entry) for entry in entries if "rapids" in Path(entry).name), None)
     if jar is None or not jar.is_file():

@@ -15,7 +15,8 @@ PROFILES = Path(__file__).resolve().parents[2] / "conf/spark"
 
 _SIZE = re.compile(r"(\d+)\s*([bkmgt]?)b?", re.IGNORECASE)
 _UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-# etl-gpu.conf sets 0.001 GPUs for a task, only so that GPUs do not limit the number of tasks.
+# Tasks with at least this share of a GPU use torch on it. etl-gpu.conf sets 0.001, only so that GPUs do not
+# limit the number of tasks.
 _TORCH_SHARE = 0.01
 # The defaults of Spark 3.5 (spark.apache.org/docs/3.5.9/configuration.html).
 _MEMORY, _OVERHEAD_SHARE, _LEAST_OVERHEAD = "1g", 0.1, 384 * 2**20

@@ -128,7 +128,7 @@ def addresses(profile: Profile) -> Iterator[Finding]:
 
 
 def ports(profile: Profile) -> Iterator[Finding]:
-    """Checks that the driver can listen, and that the ports that the profile fixes are free."""
+    """Checks that the driver can listen on its address, and that the ports in the profile are free."""
     address = profile.get("spark.driver.bindAddress") or profile.get("spark.driver.host") or ""
     fixed = {key: int(profile.get(key) or 0) for key in _PORTS if int(profile.get(key) or 0) > 0}
     for key, port in (fixed or {"spark.driver.bindAddress": 0}).items():

@@ -55,7 +55,7 @@ def java(today: date | None = None) -> Iterator[Finding]:
 
 
 def spark() -> Iterator[Finding]:
-    """Checks that the Spark that would start is the one of this environment."""
+    """Checks that SPARK_HOME, if it is set, has the same version of Spark as this environment."""
     version = importlib.metadata.version("pyspark")
     home = os.environ.get("SPARK_HOME")
     if home is None:
@@ -113,7 +113,7 @@ def _interpreter(path: str, keys: str, own: str) -> Finding:
 
 
 def accelerator(profile: Profile) -> Iterator[Finding]:
-    """Checks the jar of the RAPIDS Accelerator against Spark, on the class paths of driver and executors."""
+    """Checks that driver and executors have a jar of the RAPIDS Accelerator that supports this Spark."""
     if not profile.accelerated:
         return
     version = importlib.metadata.version("pyspark")
@@ -165,7 +165,7 @@ def compiler(profile: Profile) -> Iterator[Finding]:
 
 
 def horovod(profile: Profile) -> Iterator[Finding]:
-    """Checks that Horovod is built with the libraries that the ranks of a training use."""
+    """Checks that Horovod is built with the libraries that the ranks of a training run use."""
     try:
         import horovod.torch as hvd
     except ImportError as error:

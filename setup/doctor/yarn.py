@@ -60,7 +60,7 @@ def _settings_in(path: Path) -> dict[str, str]:
 
 
 def _resource_manager(settings: Mapping[str, str], path: Path) -> Iterator[Finding]:
-    """Checks that a resource manager answers. A cluster with several has one address for each."""
+    """Checks that a resource manager answers. A cluster may have several, each with its own address."""
     ids = [name.strip() for name in settings.get("yarn.resourcemanager.ha.rm-ids", "").split(",") if name]
     problems = []
     for suffix in [f".{name}" for name in ids] or [""]:
@@ -114,7 +114,7 @@ def _containers(profile: Profile, settings: Mapping[str, str], path: Path) -> It
 def _limited(
     subject: str, text: str, remedy: str, key: str, settings: Mapping[str, str], path: Path
 ) -> Finding:
-    """Returns a finding about a limit; a warning if only the resource manager may know it."""
+    """Returns a finding about a limit; only a warning if the file `path` does not set the limit."""
     if key in settings:
         return Finding(subject, text, remedy)
     return Finding(subject, f"{text}, the default, because {path} has no {key}", remedy, is_warning=True)

@@ -45,7 +45,7 @@ def _wait_for_threads() -> None:
 class StoreHandler(fs.FileSystemHandler):
     """A pyarrow handler of a store. Its paths have no scheme.
 
-    In addition to the operations of pyarrow, it can create a file only if none exists at the path.
+    It has one operation more than pyarrow's handlers: `create_file` creates a file only if the path has none.
 
     Attributes:
         scheme: the URI scheme of the store, such as `gs`, for error messages.

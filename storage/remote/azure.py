@@ -34,7 +34,7 @@ _VARIABLES = (_CONNECTION, _ACCOUNT, _KEY, _TOKEN)
 _IS_FOLDER = "hdi_isfolder"
 # The HTTP status codes of a request whose credentials are missing, wrong or insufficient.
 _REFUSED = (401, 403)
-# The status code for a folder with files, if the account has real folders.
+# The status code of a request to delete a folder that has files. Only accounts with real folders return it.
 _CONFLICT = 409
 # A blob may have 50,000 blocks.
 _BLOCK_BYTES = 16 * 2**20

@@ -53,8 +53,8 @@ def delta_options() -> dict[str, str]:
     if not emulator:
         return {}
     address = emulator if "://" in emulator else f"http://{emulator}"
-    # This key needs no token. With delta-rs's option google_skip_signature instead, delta-rs would still
-    # request a token before it writes.
+    # With `disable_oauth`, delta-rs requests no token. With its option google_skip_signature instead, it
+    # would still request a token before it writes.
     account = {"gcs_base_url": address, "disable_oauth": True, "client_email": "", "private_key": ""}
     return {"google_service_account_key": json.dumps({**account, "private_key_id": ""}), "allow_http": "true"}
 

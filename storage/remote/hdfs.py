@@ -30,7 +30,7 @@ T = TypeVar("T")
 # The default port of a name node, as in Hadoop's own client.
 _NAME_NODE_PORT = 8020
 _NO_NAME_NODE = "No NameNode hosts found"
-# The end of the name of the exception that Hadoop raises for a folder with files.
+# The end of the name of Hadoop's exception for a request to delete a folder that has files.
 _NOT_EMPTY = "PathIsNotEmptyDirectoryException"
 # The permissions of new folders, as in Hadoop's default.
 _FOLDER_MODE = 0o755

@@ -7,8 +7,8 @@ from pydantic import Field
 from conf.types import PositiveInt, Strict
 from training.settings.shared_settings import DropShare, HiddenWidths
 
-# No feature's scope changes the logit, so a training run can start from a model whose features had other
-# scopes.
+# The logit does not depend on the scopes of features (user, item, context or pair), so a training run can
+# start from a model whose features had other scopes.
 READS_SCOPES = False
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from conf.types import Strict
 
-# No feature's scope changes the logit, so a training run can start from a model whose features had other
-# scopes.
+# The logit does not depend on the scopes of features (user, item, context or pair), so a training run can
+# start from a model whose features had other scopes.
 READS_SCOPES = False
 
 

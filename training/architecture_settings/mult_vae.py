@@ -55,7 +55,7 @@ def check(settings: Settings, features: Features) -> None:
 
 
 def check_loss(settings: Settings, loss: str) -> None:
-    """Raises ConfigError if a row reconstructs several items, but the loss uses only the item of the row."""
+    """Raises ConfigError if `history_weight` is not 0, but the loss uses only the item of the row."""
     if settings.history_weight and loss != "full_softmax":
         raise ConfigError(
             f"model.history_weight={settings.history_weight:g} lets a row reconstruct the items of its "

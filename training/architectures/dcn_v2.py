@@ -90,7 +90,7 @@ class DCNv2(ClickModel):
         return in_float32(self.logit, self.deep(crossed)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDCNv2:
-        """Returns the factorization. Matrix products of pairs use `dtype`; the logits are float32."""
+        """Returns the factorization. Products that run per pair use `dtype`; the logits are float32."""
         return FactorizedDCNv2(self, sides, dtype)
 
 

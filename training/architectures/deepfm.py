@@ -176,7 +176,8 @@ class FactorizedDeepFM:
         self._model = model
         self._linear = model.first_order.factorize(sides, dtype)
         dim = model.dense_vectors.shape[1]
-        vector_sides = (*sides.dense, *sides.embedded)  # of each vector, in the order of the MLP's inputs
+        # The side of each vector, in the order of the MLP's inputs.
+        vector_sides = (*sides.dense, *sides.embedded)
         self._vectors = positions_by_side(vector_sides)
         columns = positions_by_side([side for side in vector_sides for _ in range(dim)])
         self._deep = FactorizedMLP(model.deep, model.logit, columns, dtype)

@@ -68,8 +68,8 @@ class HSTU(SequenceModel):
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor, ages: Tensor | None) -> Tensor:
         """Returns F_0, (S, E) float32. An item that successive histories share is encoded only once.
 
-        Dropout sets elements of √E · M[s_p] to 0: the same elements in all histories of a timeline
-        (`Timelines`).
+        Dropout sets elements of √E · M[s_p] to 0. For an item that several histories share, these are the
+        same elements in all of them.
         """
         timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
         dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape

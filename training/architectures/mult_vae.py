@@ -92,7 +92,7 @@ class MultVAE(BiasedSequenceModel):
     def _encode_rows(self, histories: Tensor) -> Tensor:
         """Returns decoder(z) of each row, (B, E) float32.
 
-        In training, also keeps the divergence of each row for the penalty.
+        In training, also keeps the divergence of each row for `take_penalty`.
         """
         first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
         decoded, divergences = self._autoencode(histories[first_rows], first_rows)

@@ -114,7 +114,8 @@ class FactorizedNeuMF:
     def __init__(self, model: NeuMF, sides: FeatureSides, dtype: torch.dtype) -> None:
         self._model = model
         mlp_dim = model.dense_vectors.shape[1] - model.gmf_dim
-        field_sides = (*sides.dense, *sides.embedded)  # of each vector, in the order of the MLP's inputs
+        # The side of each vector, in the order of the MLP's inputs.
+        field_sides = (*sides.dense, *sides.embedded)
         self._fields = positions_by_side(field_sides)
         columns = positions_by_side([side for side in field_sides for _ in range(mlp_dim)])
         self._deep = FactorizedMLP(model.deep, model.logit, columns, dtype)

@@ -64,8 +64,8 @@ class SASRec(SequenceModel):
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor) -> Tensor:
         """Returns F_0, (S, E) float32. Items that successive histories share are encoded once.
 
-        Dropout sets elements of √E · M[s_p] to 0: the same elements in all histories of a timeline
-        (`Timelines`). Dropout does not change P[p].
+        Dropout sets elements of √E · M[s_p] to 0. For an item that several histories share, these are the
+        same elements in all of them. Dropout does not change P[p].
         """
         timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
         dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape

@@ -70,7 +70,7 @@ class WidePart(LinearPart):
             self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns the logits, shape (B,), with the weights of crosses."""
+        """Returns the logits, shape (B,), which include the weights of crosses."""
         logits = super().forward(dense, categorical)
         if not self.reads_ids:
             return logits

@@ -329,7 +329,10 @@ class Checkpoints:
         return StoredState(self._folder.path, names, rows)
 
     def _load(self, step: int, text: str, trainer: Stateful) -> Position | None:
-        """Loads a checkpoint into the trainer; returns None if another attempt deleted it in the meantime."""
+        """Loads a checkpoint into the trainer, and returns the progress that the checkpoint contains.
+
+        Returns None if another attempt deleted or replaced the checkpoint in the meantime.
+        """
         index = json.loads(text)
         failure: NightrankError | None = None
         try:
@@ -408,7 +411,7 @@ class HostCopy:
 
 
 def _pieces(owned: OwnedState) -> Iterator[tuple[tuple[str, int], Tensor]]:
-    """Yields the tensors of a state. The key is the name of the tensor and the index of the piece."""
+    """Yields each tensor by its key: a name, and its index among the tensors of this name."""
     for name, value in owned.equal.items():
         yield (name, 0), value
     for name, pieces in owned.rows.items():

@@ -2,8 +2,8 @@
 
 Each rank reads the item columns of its share of the row groups once, before the first step. Then all ranks
 exchange the rows that they have read, so every rank has the complete catalogue. The catalogue takes 16 bytes
-of memory for each pair of a user and an item that this user chose. The catalogue also has the features of
-each item for each day on which the item has a row.
+of memory for each pair of a user and an item that this user chose (a row with label 1). The catalogue also
+has the features of each item for each day on which the item has a row.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def columns_of_items(
     return dense, ids
 
 
-# The positive rows of a batch, and the positions of their items in the catalogue.
+# The code below finds the positive rows of a batch, and the positions of their items in the catalogue.
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Batches for the losses that compare the user vector of a positive row with vectors of items.
 
-A loss that compares the catalogue, such as `full_softmax`, compares a row with all items that have a train
-row on the row's day. The items have the features of that day. A loss that compares the batch, such as
-`in_batch_softmax`, compares a row with the items of the step's other positive rows. The other rows of a step
-may be of any train day, so their items may have features of a later day. In all other cases, a row uses no
-features of a day after the row's day.
+A loss such as `full_softmax` compares a row with the catalogue: all items that have a train row on the row's
+day. The items have the features of that day. A loss such as `in_batch_softmax` compares a row with the batch:
+the items of the step's other positive rows. The other rows of a step may be of any train day, so their items
+may have features of a later day. In all other cases, a row uses no features of a day after the row's day.
 """
 
 from __future__ import annotations

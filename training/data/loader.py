@@ -250,7 +250,7 @@ class Loader:
         )
 
     def _refuse_ids(self, index: int) -> None:
-        """Checks the ids of a row group again on the host, where the error names the file and the ids."""
+        """Checks the ids of a row group again on the host, so that the error names the file and the ids."""
         group = self._groups[index]
         local = group.file.table is not None or file_io.is_local(group.file.path)
         checked = partial(self._read, checked=True)

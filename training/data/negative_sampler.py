@@ -39,7 +39,7 @@ _FLAGS_PER_PAIR, _MOST_FLAG_BITS = 16, 26
 # If the catalogue has at most this number of items per draw, distinct items are found by counting the draws
 # of each item.
 _ITEMS_PER_PLACE = 8
-# Each thread makes at least this number of draws, if there is more than one thread.
+# Further threads are used only if each thread then makes at least this number of draws.
 _DRAWS_OF_A_THREAD = 5_000
 
 

@@ -45,7 +45,7 @@ HeldBlocks = TypeVar("HeldBlocks")
 
 
 class HeldRowGroups(Generic[Arriving, HeldGroup, HeldBlocks]):
-    """Holds the row groups that the current pool needs, and the orders in which their blocks are read.
+    """Holds the row groups that the current pool needs, and the order in which their blocks of rows are read.
 
     A row group stays in memory as long as consecutive pools need its rows.
 
@@ -145,7 +145,7 @@ def _transposers_of(_: int, columns: Columns) -> tuple[Transposer, ...]:
     return tuple(transposer_of(kind) for kind in kinds)
 
 
-# Structures that describe the memory of one buffer pool, and the rows of a rank's shards to write there.
+# The classes below describe the memory of one buffer pool, and the rows of a rank's shards to write there.
 #
 # Notation: S batches of a pool, L rows of this rank in a batch, D dense features, W columns of ids.
 
@@ -212,7 +212,8 @@ class PoolMemory:
 
 # The code below writes the columns of row groups as shuffled rows to a buffer pool.
 #
-# This code uses NumPy. If the compiled library was built, the functions at the end of this file replace it.
+# This code uses NumPy. If the compiled library was built, the functions at the end of this file are used
+# instead.
 
 # Number of rows that are transposed at a time. 4096 rows of 40 columns fit into the cache of a core.
 _CHUNK_ROWS = 4096
@@ -381,7 +382,8 @@ def _take(column: NDArray[Any], source_rows: NDArray[np.int64] | slice) -> NDArr
     return blocks.take(source_rows, axis=0).reshape(-1, *column.shape[1:])
 
 
-# The compiled loops (training/native/transpose.cpp), which transpose the columns of row groups into rows.
+# The code below calls compiled loops (training/native/transpose.cpp), which transpose the columns of row
+# groups into rows.
 
 
 def compiled_target_rows(

@@ -59,8 +59,8 @@ def read_columns_of_group(group: RowGroup, names: Sequence[str]) -> pa.Table:
 def order_by_user(group: RowGroup) -> NDArray[np.int64]:
     """Returns the order of a row group's rows by user, time and row id, (N,).
 
-    If the log has no times, the order is by user and row id. Users are in the order of their first rows. The
-    row group is on local disk.
+    If the log has no times, the order is by user and row id. Users are ordered by their first row in the row
+    group. The row group is on local disk.
 
     Raises:
         DataError: a column is missing, or it has nulls.
@@ -108,7 +108,8 @@ def split_row_keys(row_keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return wide[:, 0], wide[:, 1], wide[:, 2], row_keys[:, 6].long()
 
 
-# A 64-bit hash of tensors of integers. It is the same on every device and for every number of ranks.
+# The code below computes 64-bit hashes of integers in tensors. They are the same on every device and for
+# every number of ranks.
 
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64

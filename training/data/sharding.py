@@ -186,7 +186,8 @@ def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
     return range(num_shards * rank // num_ranks, num_shards * (rank + 1) // num_ranks)
 
 
-# The order of a shard's rows in an epoch: a pure function of seed, epoch, shard and shard plan.
+# The code below shuffles the rows of a shard. Their order in an epoch is a pure function of seed, epoch,
+# shard and shard plan.
 #
 # There are three shuffles:
 #

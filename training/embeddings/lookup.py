@@ -69,7 +69,8 @@ class RowRequest:
         counts_of_owners: the numbers of keys of each owner, as `Router.group` returns them.
         router: the router of the table.
         collectives: the ranks' collectives.
-        name: name of the request, the same on all ranks. Requests in flight have different names.
+        name: name of the request, the same on all ranks. Requests that wait at the same time must have
+            different names.
     """
 
     def __init__(
@@ -358,7 +359,8 @@ class BatchLookup:
         return (flat, *self.lists.sources(flat.shape[0], num_single, pooling))
 
 
-# The rows of a table that a batch of ids reads, and the request to the ranks that hold these rows.
+# The code below finds the table rows that a batch of ids reads, and requests them from the ranks that hold
+# them.
 #
 # Notation: B rows of a batch, W columns of ids, N elements.
 
@@ -401,7 +403,7 @@ class BatchRows:
         collectives: the collectives over which the table exchanges rows.
 
     Attributes:
-        name: name of the table. It is part of the names of messages that are sent early.
+        name: name of the table. It is part of the names of the messages that are sent before a step.
     """
 
     def __init__(
@@ -414,7 +416,9 @@ class BatchRows:
         self._early: RowsOfBatch | None = None
 
     def of_batch(self, ids: Tensor, *, padded: bool, trains: bool) -> RowsOfBatch:
-        """Returns the rows to which ids (B, W) refer. Training steps use the rows that were requested early.
+        """Returns the rows to which ids (B, W) refer.
+
+        A training step uses the rows that `request` has requested before the step.
 
         Args:
             ids: the ids.
@@ -437,7 +441,7 @@ class BatchRows:
         self._early = self._of_batch(ids, f"{self.name}.request", padded=padded)
 
     def start_fetch(self, weight: RowTensor, dtype: torch.dtype) -> None:
-        """Sends the vectors that other ranks requested early.
+        """Sends the vectors that other ranks have requested for their next step.
 
         Call this method when no earlier step can change these rows any more.
         """
@@ -445,7 +449,7 @@ class BatchRows:
             self._early.request.start_fetch(weight, dtype)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory of an early request until `stream` has finished the work that reads it."""
+        """Keeps the memory of the current request until `stream` has finished the work that reads it."""
         if self._early is not None:
             self._early.record_stream(stream)
 

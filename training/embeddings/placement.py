@@ -168,7 +168,7 @@ def _share_of_lookups(feature: FeaturePlacement, rank: int, ranks: int) -> float
     assert_never(feature.kind)
 
 
-# The placement of a table's rows on ranks. All ranks have the same placement.
+# The classes below describe which ranks hold which rows of a table. All ranks use the same placement.
 
 
 @dataclass(frozen=True)
@@ -336,14 +336,14 @@ class PlannedTable:
 
 @dataclass(frozen=True)
 class Tiers:
-    """The hot rows of a model's tables.
+    """Which rows of a model's tables are hot, that is, in the memory of a device.
 
     Attributes:
         hot: for each table, in the order in which the model creates tables, the number of hot rows of each
             feature.
         pinned: whether host memory of rows is pinned, which kernels on a GPU need.
-        expected: among the lookups of tables with a tail, the expected share that read hot rows, computed
-            from the counts of ids.
+        expected: the expected share of lookups that read hot rows, computed from the counts of ids. Only
+            tables with rows in host memory are counted.
     """
 
     hot: tuple[tuple[int, ...], ...]
@@ -370,7 +370,8 @@ def choose_tiers(
     Args:
         tables: the tables of a model.
         counts: how often each id of a feature occurs, by the name of the feature. Ids without a count, such
-            as reserved ids, never occur. The ids of a feature that is not in `counts` are equally frequent.
+            as reserved ids, are assumed not to occur. If a feature is not in `counts`, its ids are assumed to
+            be equally frequent.
         rank_bytes: bytes of rows that a rank may hold on its device.
         pinned: see `Tiers`.
     """
@@ -504,7 +505,7 @@ def _fitting(placement: FeaturePlacement, run: _Run, rows_left: Sequence[int]) -
 
 
 def describe_tiers(tables: Sequence[PlannedTable], tiers: Tiers) -> str:
-    """Returns the tiers as a table for the log: one line per feature of each table."""
+    """Returns the numbers of hot rows as a table for the log: one line per feature of each table."""
     width = max([len("feature"), *(len(name) for table in tables for name in table.names)])
     lines = [f"{'feature':<{width}}  {'rows':>11}  {'hot rows':>11}  {'bytes a row':>11}"]
     for table, hot in zip(tables, tiers.hot, strict=True):

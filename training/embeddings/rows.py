@@ -145,7 +145,7 @@ def sum_rows(rows: Tensor, values: Tensor, end: int = 2**62) -> SummedRowGradien
     return SummedRowGradient(groups.keys, groups.sum(values))
 
 
-# Gradients of a table's rows: summed by row, or with one entry per lookup.
+# The classes below hold the gradient of a table's rows: summed by row, or with one entry per lookup.
 #
 # Notation: N entries, E numbers per row, M looked-up vectors.
 
@@ -293,7 +293,7 @@ def rows_of_block(matrix: RowTensor, block: RowBlock) -> Tensor:
     return matrix[block.place : block.place + block.rows]
 
 
-# The compiled grouping of equal keys (training/native/group.cpp).
+# The code below groups equal keys by a compiled function (training/native/group.cpp).
 
 KEY_BITS = 31  # the largest number of bits of a key
 

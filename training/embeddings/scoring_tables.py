@@ -140,7 +140,8 @@ class KeptRows:
         return self._values
 
 
-# Embedding tables in int8, for scoring only. Each row has int8 numbers and one float32 scale.
+# The code below converts embedding tables to int8, for scoring only. Each row has int8 numbers and one
+# float32 scale.
 #
 #     scale = max |row| / 127,    code = round(number / scale),    number ≈ code * scale
 #

@@ -65,10 +65,12 @@ class StackedEmbedding(HeldRows):
         pinned: whether host memory of rows is pinned. Kernels on a GPU need pinned memory.
 
     Attributes:
-        batch_rows: computes the rows that batches read; a training run requests them early (train_step.py).
+        batch_rows: computes the rows that batches read. A training run requests them before the step
+            (train_step.py).
         reuses_memory: whether the vectors of all training batches are written to the same memory, if kernels
             are used. A CUDA graph that reads this memory needs no copy of the vectors.
-        hot_share: counts the lookups of a training run, and how many are hot; None if there is no tail.
+        hot_share: counts the lookups of a training run, and how many of them read rows in device memory; None
+            if no rows are in host memory.
     """
 
     reuses_memory = False
@@ -209,7 +211,10 @@ class StackedEmbedding(HeldRows):
         return table.index_select(0, positions).float()
 
     def send_early(self, name: str) -> None:
-        """Makes the backward pass send gradients. `name` is the table's name, which all ranks must share."""
+        """Makes the backward pass send gradients to the ranks that hold the rows.
+
+        `name` is the table's name, which must be the same on all ranks.
+        """
         self.batch_rows.name = self._pending.name = name
 
     def has_only_looked_up(self, ids: Tensor) -> bool:
@@ -229,7 +234,8 @@ class StackedEmbedding(HeldRows):
         return self._pending.take_lookup_gradient(collectives)
 
 
-# The lookups of a table since the last step, and the gradient of the rows that they read.
+# The code below keeps the lookups of a table since the last step, and computes the gradient of the rows that
+# they read.
 #
 # Notation: E numbers per row, N entries.
 
@@ -385,7 +391,8 @@ class PendingLookups:
         return SummedRowGradient(rows, values) if distinct else sum_rows(rows, values, self._router.span)
 
 
-# Lookups by plain torch operators for exported models (training/export). No shape depends on ids.
+# The code below looks up vectors with plain torch operators, for exported models (training/export). No shape
+# depends on ids.
 #
 # Notation: B rows, C features that are ids, of which the last G are lists, W columns of ids, E numbers per
 # row.
@@ -438,7 +445,7 @@ def plain_rows(weight: Tensor, scales: Tensor | None, places: Tensor) -> Tensor:
 
 
 class HotShare:
-    """The number of lookups since the last call of `take`, and how many of them were hot.
+    """Counts lookups since the last call of `take`, and how many of them were hot (read rows on the device).
 
     No method waits for the device.
 

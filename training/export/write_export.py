@@ -165,7 +165,7 @@ def _write(
 
 
 def _write_programs(form: Ranker, example: tuple[Tensor, ...], path: Path) -> int:
-    """Writes the two programs of a form, and returns ONNX's opset."""
+    """Writes a form of the model as a torch.export and an ONNX program; returns ONNX's opset."""
     program = _program(form, example)
     torch.export.save(program, path.with_suffix(".pt2"))
     return _write_onnx(form, program, path.with_suffix(".onnx"))
@@ -188,7 +188,7 @@ def _write_onnx(form: Ranker, program: torch.export.ExportedProgram, path: Path)
 
 
 def _is_large(form: Ranker) -> bool:
-    """Returns whether the weights of a form are in a separate file."""
+    """Returns whether the weights are so large that they are written to a separate file."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in form.state_dict().values())
     return size > _MOST_BYTES_INSIDE
 
@@ -196,7 +196,7 @@ def _is_large(form: Ranker) -> bool:
 def _write_smaller(
     exported: ExportedModel, samples: Mapping[str, Sample], folder: Path, number_format: Format
 ) -> None:
-    """Writes the program of each form in a number format. For int8, this changes the tables of the model."""
+    """Writes each form as an ONNX program in a number format. For int8, this changes the model's tables."""
     if number_format == "int8":
         to_int8(exported.model)
     for name, sample in samples.items():
@@ -214,7 +214,7 @@ def _write_smaller(
 
 
 def _example(exported: ExportedModel, rows: int, form: Ranker) -> tuple[Tensor, ...]:
-    """Returns random inputs of a form. Any id can occur, and a list can have any length, 0 included."""
+    """Returns random inputs for a form. Any id can occur, and a list can have any length, 0 included."""
     generator = torch.Generator().manual_seed(rows)
     columns = [torch.zeros(rows, 0, dtype=torch.int64)]
     for feature, span in id_columns(exported.spec, exported.multi_hot):
@@ -261,7 +261,8 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-# The forms in which a model is exported. Each form is a module whose inputs and outputs are tensors.
+# The code below defines the forms in which a model is exported: `ranker`, `user` and `item`. Each form is a
+# module whose inputs and outputs are tensors.
 #
 # While torch exports a model (`torch.compiler.is_exporting()`), lookups, histories and interactions use plain
 # operators. So the exported program has a dynamic number of rows, and no operators of this project.
@@ -348,7 +349,7 @@ _ERRORS_ONLY = 3
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs of a form, and the results of the model for these inputs.
+    """Inputs of a form (such as `ranker`), and the results of the model for these inputs.
 
     Attributes:
         form: the form.
@@ -394,7 +395,7 @@ class Sample:
         return greatest
 
     def mean_difference(self, path: Path, number_format: Format) -> float:
-        """Returns the mean difference of the program `path`, which has numbers with fewer bits.
+        """Returns the mean difference between the model and the program `path`, which uses fewer bits.
 
         Raises:
             InfrastructureError: the difference is larger than LARGEST_MEAN_DIFFERENCE.
@@ -548,7 +549,7 @@ def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
 
 @contextmanager
 def _path_of_tools() -> Iterator[None]:
-    """Lets modules of onnxruntime.transformers import each other without the package's name, in a context.
+    """A context in which modules of onnxruntime.transformers can import each other by their short names.
 
     Importing the package `onnxruntime.transformers` would add its folder to sys.path permanently. Later
     imports of other code could then find its modules by mistake.

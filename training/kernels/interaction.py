@@ -115,7 +115,7 @@ def _padded(columns: int, dtype: torch.dtype) -> int:
 
 
 def program_of(num_vectors: int, dim: int, *, exact: bool) -> dict[str, int]:
-    """Returns the tile of a program (an instance of a kernel) and its number of warps.
+    """Returns the tile sizes of a program (an instance of a kernel) and its number of warps.
 
     Args:
         num_vectors, dim: F and E.

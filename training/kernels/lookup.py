@@ -165,8 +165,8 @@ def _gather(
 
     Vector v is the vector of feature v % C in row v // C of the batch.
     """
-    # Positions in `ids` and `out` are int64. Only the first vector is divided as int64, once for the tile,
-    # because a division of each vector takes much less time in int32.
+    # Positions in `ids` and `out` are int64. Only the number of the tile's first vector is divided in int64.
+    # All other divisions are relative to this vector and use int32, which takes much less time.
     first_vector = tl.program_id(0).to(tl.int64) * BLOCK
     first_batch_row = first_vector // num_features
     place = (first_vector - first_batch_row * num_features).to(tl.int32) + tl.arange(0, BLOCK)

@@ -150,7 +150,7 @@ def _add_up(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Sums each run of a chunk of the sorted lookups, and updates the row of a complete run.
+    """Sums the gradients of each run in a chunk of the sorted lookups, and updates the rows of complete runs.
 
     A run consists of consecutive lookups of the same row. The sum of a run that begins before the chunk is
     stored in `parts[chunk, 0]`. The sum of a run that begins in the chunk and continues after it is stored in
@@ -279,7 +279,7 @@ def _finish(
         )
 
 
-# The optimizer step of one row, for use in Triton kernels.
+# The code below does the optimizer step of one row. Triton kernels call it.
 #
 # The formula of row-wise Adagrad is in training/optimizers/updates.py. Without an accumulator, the
 # optimizer is SGD. A row is in the device's memory, or in pinned host memory (tail.py).
@@ -330,7 +330,7 @@ def apply(
     tl.store(numbers + column, values.to(weight.dtype.element_ty), mask=column < DIM)
 
 
-# Stochastic rounding of float32 numbers to a 16-bit format, for use in Triton kernels.
+# The code below rounds float32 numbers stochastically to a 16-bit format. Triton kernels call it.
 #
 # A number becomes one of its two neighbours in the 16-bit format, at random, so that the expected value of
 # the result is the number itself. Rounding to the nearest neighbour would lose every update that is smaller

@@ -71,7 +71,10 @@ def _move(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Copies BLOCK rows in each program: from the matrix to `values`, or from `values` to the matrix."""
+    """Copies rows from the matrix to `values`, or from `values` to the matrix if WRITES is true.
+
+    Each program (an instance of the kernel) copies BLOCK rows.
+    """
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     number = tl.arange(0, BLOCK_DIM)
     inside = index < count

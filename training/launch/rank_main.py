@@ -97,7 +97,8 @@ def _gpu_text() -> str:
     return "all GPUs visible" if visible is None else f"visible GPUs: {visible}"
 
 
-# Elastic training in one rank. When a rank is lost or joins, the ranks form a new ring and continue.
+# The code below does elastic training on one rank. When a rank is lost or joins, the ranks form a new ring
+# and continue.
 #
 # A ring is a group of ranks that train together. Each ring builds a new model and continues from the last
 # checkpoint (training/checkpoints/checkpoints.py). This checkpoint may have been written by a different
@@ -109,7 +110,7 @@ TrainRing = Callable[[Callable[[], None]], dict[str, object]]
 
 
 def run_elastic_rank(train: TrainRing, outcome_of: Callable[[Exception], RankOutcome]) -> RankOutcome:
-    """Trains in one ring after another until the training ends or a rank fails.
+    """Trains in one ring (group of ranks) after another until the training ends or a rank fails.
 
     The ranks exchange their outcomes, so that all ranks return the same outcome. If a rank cannot take part
     in this exchange, it ends with its error, and Spark starts another rank.
@@ -143,7 +144,7 @@ class _Ring(State):
         """Does nothing: after a failure, a rank reads its state from the newest checkpoint."""
 
     def reset(self) -> None:
-        """Frees the model of the broken ring before the next model is built."""
+        """Frees the model of the broken ring (the former group of ranks) before the next model is built."""
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -152,7 +153,7 @@ class _Ring(State):
 def _train_in_ring(
     ring: _Ring, train: TrainRing, outcome_of: Callable[[Exception], RankOutcome]
 ) -> RankOutcome:
-    """Trains until the end, or until the ring changes.
+    """Trains until the end, or until the ring (the group of ranks) changes.
 
     If the ring changes, this function raises an error, and Horovod forms the next ring.
 
@@ -216,13 +217,14 @@ def _take_gpu() -> int | None:
     return 0
 
 
-# The collectives of a training run over Horovod: sums, gathers and exchanges of tensors between ranks.
+# The code below implements the collectives of a training run with Horovod: sums, gathers and exchanges of
+# tensors between ranks.
 
 
 class HorovodCollectives:
     """`Collectives` over Horovod.
 
-    Calls of a method reuse the same names, because ranks must negotiate each new name of a tensor.
+    All calls of a method give their tensors the same name, because the ranks must negotiate each new name.
     """
 
     def __init__(self) -> None:

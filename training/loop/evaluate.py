@@ -50,10 +50,10 @@ def evaluate(
 # per rank, so that all ranges have about the same number of entries. Every entry is sent to the rank of its
 # range, which merges the entries that it receives. After that, ranks exchange only sums.
 #
-# So each of R ranks holds only its own rows and about 1/R of the distinct scores. All scores of a cell are in
-# the same range. The cell of a score is the upper 16 bits of the float32 value of the score or, above 0.5, of
-# its distance from 1. So the logits of a cell differ by less than 0.02. An entry takes 24 bytes, and each
-# rank may send one entry per distinct score.
+# So each of R ranks holds only its own rows and about 1/R of the distinct scores. A range consists of cells,
+# which are small intervals of scores. The cell of a score is the upper 16 bits of the float32 value of the
+# score or, above 0.5, of its distance from 1. So the logits of a cell differ by less than 0.02. An entry
+# takes 24 bytes, and each rank may send one entry per distinct score.
 
 _CELLS = 2**16
 _CELL_OF_HALF = 0x3F00  # the upper 16 bits of 0.5
@@ -96,7 +96,7 @@ def summarize_over_ranks(
 
 
 def _exchange(counts: ScoreCounts, collectives: Collectives, device: torch.device) -> ScoreCounts:
-    """Sends each entry to the rank of its range, and returns the merged entries of this rank's range.
+    """Sends each entry to the rank that merges its range of scores; returns this rank's merged entries.
 
     An entry is a distinct score with the numbers of positive and negative rows that have this score.
     """
@@ -111,7 +111,7 @@ def _exchange(counts: ScoreCounts, collectives: Collectives, device: torch.devic
 
 
 def _cells_of(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Returns the cell of each score, (M,).
+    """Returns the number of the cell (small interval) that contains each score, (M,).
 
     The scores must be from 0 to 1. The cells sort in the same order as the scores.
     """
@@ -122,7 +122,7 @@ def _cells_of(scores: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _owners(entries_per_cell: NDArray[np.int64], ranks: int) -> NDArray[np.int64]:
-    """Assigns each cell to a rank; returns the ranks, (65536,).
+    """Assigns each cell (small interval of scores) to a rank; returns the ranks, (65536,).
 
     Each rank gets neighbouring cells, so that all ranks have about the same number of entries.
     """

@@ -41,7 +41,7 @@ MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 # Let each user have G items. If there are at most this number times G distinct items, one matrix product with
 # all distinct items is faster than looking up G vectors for each user.
 _ITEMS_PER_DRAW = 16
-# Each thread does at least this number of multiplications, if there is more than one thread.
+# Further threads are used only if each thread then does at least this number of multiplications.
 _PRODUCTS_OF_A_THREAD = 500_000
 
 
@@ -205,10 +205,10 @@ class Forward:
 def record(part: nn.Module, samples: tuple[Tensor, ...]) -> None:
     """Replaces the method `forward` of a module by CUDA graphs of its forward and backward pass.
 
-    Meanwhile, other threads may allocate memory and use other streams, as the loader does. By default, torch
-    records in a mode in which such calls fail and also make the recording fail. `make_graphed_callables` has
-    no parameter for the mode (docs/decisions/training-on-gpus.md#0158), so `torch.cuda.graph`, which it
-    calls, is replaced until it returns.
+    While graphs are recorded, other threads may allocate memory and use other streams, as the loader does. By
+    default, torch records in a mode in which such calls fail and also make the recording fail.
+    `make_graphed_callables` has no parameter for the mode (docs/decisions/training-on-gpus.md#0158), so
+    `torch.cuda.graph`, which it calls, is replaced until it returns.
 
     Args:
         part: the module.
@@ -265,8 +265,8 @@ def _is_compiler_error(error: RuntimeError) -> bool:
     return isinstance(error, TorchDynamoException)
 
 
-# Dot products of user vectors with the vectors of drawn items. On a CPU, compiled code computes them
-# (native/sampled_products.cpp).
+# The code below computes the dot products of user vectors with the vectors of drawn items. On a CPU, a
+# compiled function computes them (native/sampled_products.cpp).
 #
 # Notation: P users, G items of each user, I different items, E numbers per vector.
 
@@ -292,7 +292,7 @@ def sampled_products(users: Tensor, items: Tensor, index: Tensor) -> Tensor:
 
 
 def is_compiled(users: Tensor, items: Tensor) -> bool:
-    """Returns whether compiled code computes products: on a CPU, without mixed precision."""
+    """Returns whether a compiled function computes the products: only on a CPU, without mixed precision."""
     return (
         users.dtype == items.dtype == torch.float32
         and users.device.type == "cpu"
@@ -406,7 +406,7 @@ def read_loss(loss: str | dict[str, dict[str, Any]]) -> MeanLoss:
 def mean_penalty(penalties: Tensor, batch: Batch) -> Tensor:
     """Returns this rank's share of the mean penalty of a global batch, a scalar.
 
-    The rows of a group have the same user, so only the penalty of its first row counts.
+    A positive row and its negatives have the same user, so only the penalty of the positive row counts.
 
     Args:
         penalties: (L,) float32, the penalty of each of the L rows of this rank.

@@ -27,7 +27,7 @@ class LogLines(Callback):
     """Logs a line for each history entry, for each validation, and for an early end of the training."""
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Logs loss, speed and waiting time, hot lookups, and the metrics of a validation."""
+        """Logs loss, speed, waiting time, the share of hot lookups, and the metrics of a validation."""
         steps_log.info(
             "step %d of %d: loss %.5f, %d rows/s, %.0f%% waiting for data, learning rate %.3g",
             entry["step"],
@@ -113,7 +113,7 @@ class Meter(Callback):
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Adds the loss and the number of rows of this step's global batch to the sums."""
-        rows = float(result.batch.global_weight)  # this is a number of rows in batches of the loader
+        rows = float(result.batch.global_weight)  # in a batch of the loader, this is the number of rows
         self._loss_sum += result.loss * rows
         self._rows += rows
 

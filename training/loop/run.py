@@ -254,7 +254,10 @@ class _Rank:
     def _selected_rows(
         self, files: Sequence[DataFile], model: nn.Module, unknown: UnknownIds | None
     ) -> RowsOfStep:
-        """Returns an object that selects positive rows, and adds drawn negatives or the compared items."""
+        """Returns an object that selects the positive rows of a batch.
+
+        It also adds drawn negatives, or the items with which the loss compares the rows.
+        """
         plan, train = self.plan, self.plan.train
         paths = {file.path for file in files}
         others = [file for file in plan.splits["train"] if file.path not in paths and train.negatives]
@@ -265,10 +268,10 @@ class _Rank:
         shards = shards_of_rank(train.num_shards, self.collectives.rank, self.collectives.size)
         if train.negatives is None:
             return ItemComparison(catalogue, train, plan.spec, multi_hot, len(shards), unknown)
-        # A loss that compares the rows of a group does not change if a constant is added to all logits. So it
-        # can use dot products of user and item vectors, which lack the model's constant bias. A model with
-        # random layers (such as dropout) in its item part cannot use these products, because its random masks
-        # would depend on the number of ranks.
+        # A loss that compares a positive row with its negatives does not change if a constant is added to all
+        # logits. So it can use dot products of user and item vectors, which lack the model's constant bias. A
+        # model with random layers (such as dropout) in its item part cannot use these products, because its
+        # random masks would depend on the number of ranks.
         random = [layer for layer in model.modules() if isinstance(layer, RandomLayer) and layer.of_items]
         of_vectors = (
             train.loss_settings.compares == "groups"
@@ -381,7 +384,7 @@ class _Rank:
     def _progress(self, architecture: str) -> list[Callback]:
         """Returns the callbacks that show progress.
 
-        These are the meter on all ranks, log lines on rank 0, and `ReportProgress` if this rank sends its
+        These are `Meter` on all ranks, `LogLines` on rank 0, and `ReportProgress` if this rank sends its
         progress to the driver.
         """
         train = self.plan.train
@@ -414,7 +417,7 @@ def plan_tiers(
     collectives: Collectives,
     device: torch.device,
 ) -> Tiers | None:
-    """Returns which rows of a model's tables are hot; None if all rows are on the devices.
+    """Returns which rows of a model's tables are hot (on a device); None if all rows are on the devices.
 
     All ranks must call this function, and get the same result. Rank 0 logs which rows are hot.
 

@@ -194,10 +194,10 @@ class Trainer:
 
 
 class EarlyRequests:
-    """The requests of all tables that exchange rows.
+    """Requests the table rows of the next batch from other ranks, for tables that exchange rows.
 
-    A table takes part if a step looks up all ids of the step's batch in this table once, and looks up no
-    other ids. Whether a table takes part is known when the forward pass of a step has ended.
+    Rows of a table are requested if a step looks up all ids of the step's batch in this table once, and looks
+    up no other ids. Whether this is so is known when the forward pass of a step has ended.
 
     Args:
         model: the model.
@@ -221,7 +221,7 @@ class EarlyRequests:
         return bool(self._tables)
 
     def note_lookups(self, ids: Tensor) -> None:
-        """Records which tables take part.
+        """Records for which tables rows will be requested.
 
         `ids` are the ids of this step, whose forward pass must have ended.
         """

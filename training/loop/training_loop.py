@@ -129,7 +129,8 @@ class TrainingLoop:
             callback.on_entry(state, entry)
 
 
-# Callbacks of the training loop: the hooks that the loop calls, and the state that it passes to them.
+# The classes below define callbacks: the hooks that the training loop calls, and the state that it passes to
+# them.
 
 
 @dataclass
@@ -247,7 +248,7 @@ def threads_of_model(model: nn.Module) -> Iterator[None]:
         yield
 
 
-# The learning rate schedule of a training run, as a factor that multiplies the configured learning rates.
+# The code below computes the learning rate schedule: a factor that multiplies the configured learning rates.
 #
 # The factor does not depend on the number of ranks, because the rows of a global batch do not depend on
 # it.

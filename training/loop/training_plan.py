@@ -57,7 +57,7 @@ class TrainPlan:
         parent_path: folder of the parent, the model from whose weights the training starts; None for new
             random weights.
         last_step: the step after which the training ends; None if the training does all steps of its epochs.
-        id_counts: the locations of the counts of the features' ids. Empty if the training does not need them.
+        id_counts: where the counts of each feature's ids are stored. Empty if the training needs no counts.
         saves_bad_rows: whether the rows of a step with a bad loss are saved in `checkpoint_path`.
         items: the features whose values are ids of the row's item. A baseline with histories uses one of
             them.
@@ -180,7 +180,7 @@ def _trained_rows(config: Config, spec: FeatureSpec, files: Sequence[DataFile]) 
 
 
 def _id_counts(train: Train, lake: LakePaths, workflow_version: str) -> IdCounts:
-    """Returns the locations of the counts of the features' ids, if table rows may be in host memory."""
+    """Returns where the counts of ids are stored; empty if no table rows may be in host memory."""
     if train.embedding_memory == "device":
         return IdCounts()
     if train.embedding_memory != "auto":
@@ -256,7 +256,7 @@ def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> T
     return make_plan(config.model_copy(update={"train": train}), lake, dataset)
 
 
-# The plan of a refit: the training of a promoted model, repeated on the rows of all three splits.
+# The code below plans a refit: the training of a promoted model, repeated on the rows of all three splits.
 
 
 def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion: str) -> TrainPlan:
@@ -316,7 +316,7 @@ def _last_step(steps: int, plan: TrainPlan, refit: TrainPlan) -> int | None:
     """Returns the refit's last step; None if the champion's weights are those of its last planned step.
 
     Args:
-        steps: number of steps after which the champion's training had its weights.
+        steps: the step of the champion's training whose weights the champion has.
         plan: the plan of the champion's training.
         refit: the plan of the refit.
     """

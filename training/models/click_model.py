@@ -40,7 +40,8 @@ class ClickModel(nn.Module, ABC):
         return self.forward_dense(dense, self.embed(categorical))
 
 
-# What a model can add to the loss of a step: penalties, and further target items of rows.
+# The classes below describe what a model can add to the loss of a step: penalties, and further target items
+# of rows.
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ class Layout:
         columns: the columns of the history in the categorical matrix.
         ages: the columns of the ages of the history's items; None if the model reads no ages.
         num_ages: number of different age ids.
-        cardinalities: number of rows of each feature in the table. If histories read the rows of the item's
-            feature, the history's feature has only one row, for padding.
+        cardinalities: number of rows of each feature in the table. If the items of histories use the table
+            rows of the item's feature, the history's feature has only one row, for padding.
     """
 
     item: int
@@ -48,8 +48,8 @@ class Layout:
     ) -> Layout:
         """Returns the layout. Raises ConfigError if the settings do not fit the features.
 
-        `shared` says whether the items of histories read the table rows of the item's feature, and not rows
-        of their own.
+        `shared` says whether the items of histories use the table rows of the item's feature, and have no
+        rows of their own.
         """
         names, num_single = list(inputs.names), inputs.num_embedded - len(inputs.list_lengths)
         features = Features(names[:0], names[:num_single], names[num_single:])

@@ -170,7 +170,7 @@ def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tenso
 
 
 def _is_compiled(dtype: torch.dtype, *tensors: Tensor) -> bool:
-    """Returns whether the compiled functions compute with these tensors in `dtype`."""
+    """Returns whether the compiled functions can compute the interaction of these tensors in `dtype`."""
     suitable = all(tensor.dtype == dtype and tensor.device.type == "cpu" for tensor in tensors)
     return suitable and dtype == torch.float32 and library() is not None
 
@@ -239,10 +239,10 @@ def _mirror(num_vectors: int, device: torch.device) -> Tensor:
     return mirror.flatten()
 
 
-# The compiled interaction (training/native/interaction.cpp), for float32 tensors on the CPU. A row has
-# P = F (F - 1) / 2 pairs of vectors.
+# The code below calls the compiled interaction (training/native/interaction.cpp), for float32 tensors on the
+# CPU. A row has P = F (F - 1) / 2 pairs of vectors.
 
-# Each thread does at least this number of multiplications, if there is more than one thread.
+# Further threads are used only if each thread then does at least this number of multiplications.
 _PRODUCTS_OF_A_THREAD = 500_000
 
 

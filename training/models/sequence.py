@@ -36,7 +36,8 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
     Returns:
         (S,) int64, the first row of each group, and (B,) int64, the group of each row.
     """
-    if torch.compiler.is_exporting():  # no shape may depend on ids, so each row is a group of its own
+    # In an exported program, no shape may depend on ids, so each row is a group of its own.
+    if torch.compiler.is_exporting():
         rows = torch.arange(sequences.shape[0], device=sequences.device)
         return rows, rows
     begins = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
@@ -114,8 +115,8 @@ class LengthGroups:
         return torch.cat(encoded)[self.order.argsort()]
 
 
-# Largest number of successive sequences in a timeline. Without this limit, the number of attention scores
-# would grow with the square of the number of sequences.
+# Largest number of successive sequences in a tile (see `Timelines`). Without this limit, the number of
+# attention scores would grow with the square of the number of sequences.
 TILE_ROWS = 32
 
 
@@ -300,7 +301,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, heads: in
         query: (S, Q, E), the queries of the positions whose outputs are needed.
         key, value: (S, L, E), of all positions.
         visible: (S, 1|Q, L) bool, the positions to which a position attends, which must be at least one.
-        heads: number of heads. Each has E / heads successive numbers of a vector.
+        heads: number of heads. Each head uses E / heads successive numbers of a vector.
     """
     count, places, dim = query.shape
 
@@ -419,9 +420,9 @@ class PointwiseBlock(nn.Module):
     positions. If the model reads ages, the bias t is learned for each pair of the ages of two items. L is the
     largest length of a history, so a weight does not depend on the other items of a history.
 
-    The paper's t is learned for the time between two items, in ranges of its logarithm. Here an age is the
-    time between an item and the most recent item, in ranges too. The encoded history is the output of the
-    most recent item, for which both definitions give the same value.
+    The paper divides the logarithm of the time between two items into ranges, and learns one t for each
+    range. Here an age is such a range of the time between an item and the most recent item. The encoded
+    history is the output of the most recent item, for which both definitions give the same value.
 
     Args:
         dim: E.

@@ -158,7 +158,7 @@ def sequence_layout(
 ) -> Layout:
     """Returns the layout. Raises ConfigError if the settings do not fit the features.
 
-    `shared` says whether the items of histories read the table rows of the item's feature, and not rows of
+    `shared` says whether the items of histories use the table rows of the item's feature, and have no rows of
     their own.
     """
     by_name = zip(inputs.names, inputs.embedded_scopes, strict=True)

@@ -44,10 +44,10 @@ class SharedItems:
     """Items that all users share. Logits can be computed for all of these items, or for a range of them.
 
     Args:
-        top: the top MLP. Its columns of the side PAIR are first the Q * P dot products of an item vector with
-            a user vector, ordered by item vector, then by user vector. With `bottom`, E columns with the
-            bottom MLP's output follow, then its P dot products with user vectors, then its Q dot products
-            with item vectors.
+        top: the top MLP. Its input columns that depend on both sides are first the Q * P dot products of an
+            item vector with a user vector, ordered by item vector, then by user vector. With `bottom`, E
+            columns with the bottom MLP's output follow, then its P dot products with user vectors, then its Q
+            dot products with item vectors.
         bottom: the bottom MLP if both sides have dense features; its output is a vector of the pair.
         items: the parts of the items. The first tensor (I, H) has their terms in the top MLP's first layer.
             The second (I, Q, E) has their vectors. With `bottom`, a third (I, H') has their terms in the
@@ -179,7 +179,7 @@ class SharedItems:
         return torch.einsum("ph,upe->euh", weights, vectors).flatten(1)
 
     def _of_vector(self, column: int, vectors: Tensor, values: Tensor) -> Tensor:
-        """Returns the terms of some values of an item vector in each user's first layer, (values, U * H)."""
+        """Returns the terms that values of an item vector add to each user's first layer, (values, U * H)."""
         return values @ self._matrix(column, vectors)
 
 
@@ -200,22 +200,23 @@ def _distinct(vectors: Tensor) -> tuple[Tensor, Tensor]:
     return values, number
 
 
-# The compiled logits (training/native/pair_logits.cpp). All tensors are on the CPU, and all but `numbers` are
-# float32.
+# The code below computes logits by a compiled function (training/native/pair_logits.cpp). All tensors are on
+# the CPU, and all but `numbers` are float32.
 
 
 @dataclass(frozen=True)
 class ItemInputs:
-    """The inputs that do not depend on the user.
+    """The inputs of `PairLogits` that do not depend on the user.
 
     Attributes:
-        share: (I, H) the items' share of the top MLP's first layer.
+        share: (I, H), the terms that the items add to the top MLP's first layer.
         numbers: (I, F) int64, for each item and each vector with few values, the row of the vector's value in
             `UserBlock.table`.
         vectors: (I, K) the elements of all other vectors.
-        bottom_share: (I, H') the items' share of the bottom MLP's first layer; None if there is no bottom
-            MLP.
-        bottom: (I, E, H) the items' factors of the outputs of the bottom MLP.
+        bottom_share: (I, H'), the terms that the items add to the bottom MLP's first layer; None if there is
+            no bottom MLP.
+        bottom: (I, E, H), for each item, a matrix. Multiplied by the outputs of the bottom MLP, it gives the
+            item's term in the top MLP's first layer.
     """
 
     share: Tensor
@@ -227,15 +228,15 @@ class ItemInputs:
 
 @dataclass(frozen=True)
 class UserBlock:
-    """The inputs that depend on the users of a block.
+    """The inputs of `PairLogits` that depend on the users of a block.
 
     Attributes:
-        share: (U, H) the users' share of the top MLP's first layer.
+        share: (U, H), the terms that the users add to the top MLP's first layer.
         table: (values, U * H), for the item vectors with few values, the term that each value adds to the
             first layer.
-        matrix: (K, U * H) the factors of the elements of `ItemInputs.vectors`.
-        bottom_share: (U, H') the users' share of the bottom MLP's first layer.
-        bottom: (U, E, H) the users' factors of the outputs of the bottom MLP.
+        matrix: (K, U * H), the matrix by which `ItemInputs.vectors` is multiplied.
+        bottom_share: (U, H'), the terms that the users add to the bottom MLP's first layer.
+        bottom: (U, E, H), for each user, a matrix that is used like that of an item in `ItemInputs.bottom`.
     """
 
     share: Tensor
@@ -352,7 +353,7 @@ class PairLogits:
 
 
 def _each(group: Group, change: Callable[[Tensor], Tensor]) -> Group:
-    """Applies `change` to each tensor of a group, and returns the new group. None stays None."""
+    """Returns a copy of a dataclass object with `change` applied to each tensor. None stays None."""
     changed: dict[str, Any] = {
         name: None if value is None else change(value) for name, value in vars(group).items()
     }

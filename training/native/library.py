@@ -23,8 +23,8 @@ log = logging.getLogger("nightrank.training")
 LIBRARY = Path("lib/nightrank/libnightrank_training.so")
 VERSION = 7  # version of the interface; must equal the number in native/transpose.cpp
 
-# Instruction sets that functions of the library may use: the best one of this processor, the one of all
-# x86-64 processors, AVX2, or AVX-512.
+# Instruction sets that functions of the library may use: the best one of this processor, the one that all
+# x86-64 processors have, AVX2, or AVX-512.
 BEST, EVERYWHERE, AVX2, AVX512 = -1, 0, 1, 2
 
 _pointer, _number, _long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -79,7 +79,7 @@ def address(values: Tensor | None, dtype: torch.dtype = torch.float32) -> int | 
     """Returns the address of the first element of a tensor; None for None.
 
     Raises:
-        TypeError: the tensor has another type.
+        TypeError: the tensor has another dtype, or is not on the CPU.
     """
     if values is None:
         return None

@@ -143,9 +143,8 @@ class DenseGradient:
         parameters: the parameters. Their gradients are in the buffer in this order.
         device: the device of the model.
         collectives: the ranks' collectives.
-        bucket_bytes: the minimum size of a bucket. When the remaining gradients have less than twice this
-            size, the minimum is smaller: half of their bytes, but at least a quarter of this size. The last
-            bucket may have any size.
+        bucket_bytes: the minimum size of a bucket. When few gradients are left, the minimum is half of their
+            bytes, but at least a quarter of `bucket_bytes`. The last bucket may have any size.
     """
 
     def __init__(

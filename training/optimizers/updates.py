@@ -5,9 +5,9 @@ parameters. The optimizer in `train.embeddings.optimizer` updates tables. FTRL u
 the configuration assigns to it. `train.l2` changes the gradients of dense parameters and tables, but not the
 gradients for FTRL.
 
-The gradients of all dense parameters are in one flat buffer, which is summed over ranks. The moments have the
-layout of this buffer. The update uses torch's fused kernel, which needs one pass over memory. The kernel is
-called directly, because torch.optim would import torch's compiler, which takes seconds on each rank.
+The gradients of all dense parameters are in one flat buffer, which is summed over ranks. The moments of Adam
+have the layout of this buffer. Adam uses torch's fused kernel, which needs one pass over memory. The kernel
+is called directly, because torch.optim would import torch's compiler, which takes seconds on each rank.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Updates:
         }
 
     def row_state(self) -> dict[str, str]:
-        """Returns the table of each tensor of `state` that has one entry per table row, by tensor name."""
+        """Maps the name of each tensor of `state` with one entry per table row to the name of its table."""
         by_row = {
             f"{kind}.{name}": name
             for name, optimizer in self._row_optimizers.items()
@@ -160,7 +160,7 @@ class Updates:
         return by_row | {f"ftrl.{kind}.{name}": name for name in self._ftrl_rows for kind in "zn"}
 
 
-# The optimizers of dense parameters, and L2 regularization.
+# The code below contains the optimizers of dense parameters, and L2 regularization.
 
 
 class Adam:
@@ -324,7 +324,7 @@ class L2:
 
     @torch.no_grad()
     def add_rows(self, gradient: SummedRowGradient, table: StackedEmbedding) -> SummedRowGradient:
-        """Returns the gradient of the rows of a table that a step uses, with the L2 term."""
+        """Returns the gradient of table rows, with the L2 term added for the rows that a step uses."""
         if not self._factor:
             return gradient
         used = gradient.values.any(dim=1, keepdim=True)
@@ -388,7 +388,7 @@ class RowWiseAdagrad:
 # (find_positive_rows).
 
 
-# Each thread updates at least this many numbers, if there is more than one thread.
+# Further threads are used only if each thread then updates at least this many numbers.
 _NUMBERS_OF_A_THREAD = 50_000
 
 
@@ -498,7 +498,7 @@ class LazyAdam:
 
 
 def _without_zero_rows(gradient: SummedRowGradient) -> SummedRowGradient:
-    """Returns the part of a gradient whose rows are not all zeros."""
+    """Returns a gradient without those of its rows that contain only zeros."""
     used = (gradient.values.abs().amax(dim=1) != 0).nonzero().squeeze(1)
     if len(used) == len(gradient.rows):
         return gradient

@@ -113,7 +113,7 @@ def champion_state_as_of(lake: LakePaths, name: str, run_date: str, *, before: b
 
 
 def _after(overrides: Sequence[Override]) -> ChampionState:
-    """Returns which version is pinned, and which are withdrawn, after overrides. `champions` is empty."""
+    """Returns the pinned and the withdrawn versions that result from overrides. `champions` is empty."""
     pinned: Override | None = None
     withdrawn: dict[str, Override] = {}
     approved: dict[str, frozenset[str]] = {}
@@ -135,7 +135,7 @@ def _after(overrides: Sequence[Override]) -> ChampionState:
 
 
 def withdrawn_ancestor(lake: LakePaths, name: str, version: str, state: ChampionState) -> str | None:
-    """Returns the version that was withdrawn, so that `version` may not serve: itself or an ancestor.
+    """Returns the withdrawn version because of which `version` may not serve: itself or an ancestor.
 
     The ancestors are the models from which the training runs started. A version may serve although an
     ancestor was withdrawn, if a person has since then chosen this version, or a model between it and the

@@ -144,7 +144,7 @@ class ExperimentOutcome:
         return next((training.pruned for training in self.trainings if training.pruned is not None), None)
 
     def last_evaluation(self, measure: str) -> float | None:
-        """Returns the value at the last evaluation of a pruned trial; None if it was undefined."""
+        """Returns a measure's last defined value in a pruned trial's evaluations; None if there is none."""
         values = [evaluation.measures[measure] for evaluation in self.trainings[0].curve]
         return next((value for value in reversed(values) if value is not None), None)
 
@@ -296,7 +296,8 @@ def cost(measure: str, value: float) -> float:
     return -value if measure in _LARGER_IS_BETTER else value
 
 
-# The registry of the models that comparisons train. These models never serve.
+# The code below manages the models that comparisons train. Such a model may serve the treatment group of an
+# experiment, but it never becomes champion.
 #
 #     models/<name>-experiments/<version>/    a model of an experiment, as for every model
 #
@@ -321,9 +322,9 @@ def experiments_config(config: Config) -> Config:
 
 
 def delete_old_experiments(config: Config) -> int:
-    """Deletes old models of experiments if no published comparison names them, and unused files.
+    """Deletes unused files, and old models of experiments that no published comparison names.
 
-    The model that serves the treatment of the configuration's experiment is kept.
+    If the configuration has an experiment (`serving.experiment`), the model of its treatment group is kept.
 
     Returns the number of deleted models. An error is only logged, because the result of the comparison is
     already published.

@@ -177,7 +177,7 @@ def _with_ancestors(versions: set[str], described: dict[str, dict[str, Any]]) ->
 def _retrievers(
     lake: LakePaths, name: str, described: dict[str, dict[str, Any]], first_date: str, workflows: set[str]
 ) -> set[str]:
-    """Returns the retrievers of kept dates, and the newest earlier retriever of each workflow in use."""
+    """Returns the retrievers of kept dates, and for each workflow in use the newest retriever before them."""
     kept = {version for version, values in described.items() if _is_of(values, first_date)}
     newest: dict[str, str] = {}  # maps each workflow version to a retriever
     for run_date in dates_of(lake, name, RUNS):

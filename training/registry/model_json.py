@@ -51,7 +51,7 @@ def is_complete(path: str, *, checksums: bool = False) -> bool:
 def score_kind(description: Mapping[str, Any], config: Config) -> ScoreKind:
     """Returns what a model's scores are: probabilities, or numbers that only order items.
 
-    If an earlier release wrote the model.json, it does not contain this, so the function uses `config`.
+    A model.json that an earlier release wrote does not say what they are. Then the function uses `config`.
     """
     return cast(ScoreKind, description.get("scores", config.score_kind))
 
@@ -121,7 +121,8 @@ def _checked(description: dict[str, Any]) -> dict[str, Any]:
     return description
 
 
-# Lengths and checksums of model and checkpoint files. This module does not import torch.
+# The code below compares model and checkpoint files with their recorded lengths and checksums. This module
+# does not import torch.
 
 _CHUNK_BYTES = 1 << 20
 

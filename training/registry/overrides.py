@@ -1,4 +1,4 @@
-"""Overrides: manual changes of the champion by rollback, pin and release, and forbidden promotions.
+"""Overrides: manual changes of the champion (rollback, pin, release), and promotions that they forbid.
 
 Each override is stored as a dated record. Repeating an override has no effect.
 """
@@ -123,7 +123,7 @@ def _pin(lake: LakePaths, name: str, request: OverrideRequest) -> Override | Non
 def release(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None:
     """Ends a pin. Returns the recorded override, or None if no version is pinned.
 
-    The pinned version serves until a challenger is promoted.
+    After the release, the version that was pinned serves until a challenger is promoted.
 
     Raises:
         DataError: the gate has promoted another version on the run date, so this version would serve at once.
@@ -156,7 +156,7 @@ def _alone(
 ) -> Override | None:
     """Makes a change while no other process changes the file with the overrides of the date.
 
-    Then updates the aliases of the tracking server.
+    Then updates the aliases in MLflow.
 
     Raises:
         InfrastructureError: another process has been changing the overrides of the date for a minute.

@@ -129,7 +129,7 @@ def serving_model(config: Config, lake: LakePaths, run_date: str) -> ServingMode
 
 
 def serving_model_of(lake: LakePaths, name: str, run_date: str, *, use_refit: bool) -> ServingModel | None:
-    """Returns the model of a name that serves at the end of a run; None if there is no champion.
+    """Returns which model named `name` serves at the end of a run; None if there is no champion.
 
     The result does not depend on files of later dates.
 

@@ -147,7 +147,7 @@ class Proposals:
 
 
 def _distribution(values: SearchedValues) -> BaseDistribution:
-    """Returns Optuna's distribution of a searched setting. Choices are searched by their index."""
+    """Returns Optuna's distribution of a searched setting. For `choices`, Optuna searches their indices."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if values.choices is not None:
@@ -163,7 +163,7 @@ def _value(values: SearchedValues, proposed: Any) -> Any:
 
 
 def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
-    """Maps points of a training run to the values of the evaluations there; a point keeps its first value."""
+    """Maps each point (see `PruningRule`) with evaluations to the value of the first evaluation there."""
     measured: dict[int, float] = {}
     for evaluation in outcome.curve:
         value = evaluation.measures[measure]
@@ -172,7 +172,7 @@ def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
     return measured
 
 
-# Finished training runs of a search: models, and records of pruned training runs.
+# The code below stores the records of pruned training runs, and reads the outcomes of finished training runs.
 
 
 def write_pruned(path: str, record: Mapping[str, Any]) -> None:
@@ -236,7 +236,7 @@ def outcome_of(
         description: the file's content. The record of a pruned training run has no metrics.
         seed: the seed of the training run.
         steps_per_epoch: number of global batches in an epoch of the training.
-        rule: the rule of the training; None if it is not pruned.
+        rule: the rule that prunes the training; None if it may not be pruned.
     """
     end = description["steps"]
     step = rule.step(description["history"], steps_per_epoch, end) if rule else None

@@ -160,7 +160,7 @@ def challenger_of(lake: LakePaths, name: str, run_date: str) -> str:
 
 
 def _parsed_version(values: Mapping[str, Any]) -> str:
-    """Reads the version from the content of a run's file. Raises KeyError, TypeError or ValueError."""
+    """Reads the version from the content of a run date's file. Raises KeyError, TypeError or ValueError."""
     version = values["version"]
     require_names(version)
     return str(version)

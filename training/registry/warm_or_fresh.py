@@ -66,7 +66,8 @@ def find_parent(
         config, dataset, scopes or {}, description, parent
     )
     if reason and config.train.retrain.start == "warm":
-        # Extending the champion's workflow helps only if another workflow encoded the dataset.
+        # build_features would extend the champion's workflow. This helps only if the dataset was encoded by
+        # another workflow.
         helps = config.log.by_day and not _has_workflow_of(description, dataset)
         again = "run build_features with workflow.mode=retrain, or " if helps else ""
         raise DataError(
@@ -102,7 +103,7 @@ def fresh_start(config: Config, lake: LakePaths, run_date: str) -> str | None:
     in a rerun.
 
     The period `train.retrain.fresh_every_days` starts at the last fresh training run, even if its model was
-    not promoted. In this case, the training runs until the next fresh one start from the champion.
+    not promoted. If it was not promoted, later training runs start from the champion until the period ends.
     """
     retrain = config.train.retrain
     if retrain.start == "fresh":

@@ -32,7 +32,7 @@ class Features:
     items: Sequence[str] = ()
 
 
-# The settings that sequence models (of a user's item history) share, and the checks of these settings.
+# The code below defines and checks the settings that models over a user's item history share.
 
 
 class HistorySettings(Strict):
@@ -92,7 +92,7 @@ def check_history(settings: HistorySettings, features: Features) -> None:
         )
 
 
-# The settings that architectures over sequences of items have in common, and their check.
+# The class below has the further settings that models with self-attention over a history share.
 
 
 class SequenceSettings(HistorySettings):
@@ -133,7 +133,7 @@ def refuse_pairs(architecture: str, pairs: Sequence[str]) -> None:
         )
 
 
-# The settings of FTRL-Proximal (training/optimizers/updates.py has the algorithm).
+# The class below has the settings of FTRL-Proximal (training/optimizers/updates.py has the algorithm).
 
 _Positive = Annotated[float, Field(gt=0)]
 _NotNegative = Annotated[float, Field(ge=0)]

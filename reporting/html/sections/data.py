@@ -62,7 +62,7 @@ def render(run: RunFacts) -> Section:
 
 
 def _data_lead(run: RunFacts, days: list[Day]) -> Html:
-    """Returns the introductory sentence: the number of rows that were read, and how the workflow was made."""
+    """Returns the introductory text: the numbers of rows, and whether the workflow was fitted or reused."""
     once = _once(days)
     rows_in = sum(day.rows_in for day in once)
     dropped = sum(sum(day.dropped.values()) for day in once)

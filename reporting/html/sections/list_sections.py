@@ -175,9 +175,9 @@ def _measures(values: Mapping[str, Any]) -> list[Child]:
 
 
 def render_changes(run: RunFacts) -> Section:
-    """Returns the section, from the tables list_changes and deliveries.
+    """Returns the section, which shows the tables list_changes and deliveries of the run.
 
-    Lists that were not published have no delivery.
+    Lists that were not published were not delivered either.
     """
     if run.changes is None:
         return section("changes", "Changes", missing("Changes of the lists", "score_daily"))

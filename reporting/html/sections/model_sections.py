@@ -112,7 +112,7 @@ def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
 def _facts(model: Mapping[str, Any], scores: ScoreKind) -> Html:
     """Returns the description of the training: architecture, initial model and validation measures.
 
-    Figures that are undefined for this kind of scores are left out.
+    Measures that are undefined for the kind of scores `scores` are left out.
     """
     validation = model.get("metrics", {}).get("validation", {})
     losses = (("Validation log loss", "log_loss"), ("Validation normalised entropy", "normalized_entropy"))
@@ -144,7 +144,7 @@ def _facts(model: Mapping[str, Any], scores: ScoreKind) -> Html:
 
 
 def _kept(model: Mapping[str, Any]) -> str | None:
-    """Returns the step whose weights the model has; None if they were not chosen by a measure."""
+    """Returns a text about the step whose weights the model has; None if no measure chose the step."""
     kept = model.get("kept") or {}
     if kept.get("metric") is None:
         return None
@@ -158,7 +158,7 @@ def _kept(model: Mapping[str, Any]) -> str | None:
 def _architecture(model: Mapping[str, Any]) -> str:
     """Returns the name of the architecture and its settings, as text.
 
-    Empty settings are left out. The setting `multi_hot` is shown only if the model has lists of ids.
+    Empty settings are left out. The setting `multi_hot` is shown only if a feature is a list of ids.
     """
     features = model.get("feature_spec", {}).get("features", [])
     hidden = (
@@ -260,8 +260,8 @@ def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
 def _list_interval(evaluation: Mapping[str, Any]) -> list[Html]:
     """Returns a chart of the challenger's gain in NDCG of lists and the confidence interval of the gain.
 
-    The result is a list of one element; an empty list if there is no interval, or no margin to compare it
-    with.
+    The result is a list of one element. It is empty if there is no interval, or if `gate.lists_margin`, with
+    which the interval is compared, is not set.
     """
     between = (evaluation.get("intervals") or {}).get("ndcg")
     margin = evaluation.get("lists_margin")
@@ -283,8 +283,8 @@ def _list_interval(evaluation: Mapping[str, Any]) -> list[Html]:
 def _lists(lists: Mapping[str, Any]) -> list[Html]:
     """Returns a table of hit rate and NDCG of both models' lists.
 
-    The result is a list of one element; an empty list if lists were not measured, for example by an earlier
-    release.
+    The result is a list of one element. It is empty if evaluate_model has not measured lists; for example,
+    early releases did not measure them.
     """
     rows: list[list[Child]] = [
         [

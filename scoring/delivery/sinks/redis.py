@@ -89,7 +89,7 @@ def check(sink: Settings) -> None:
 
 
 def places(sink: Settings) -> list[str]:
-    """Returns the keys of the sink, as the address of their server and their prefix."""
+    """Returns the place that the sink writes: the server's address, and the prefix of the keys."""
     parts = urlsplit(sink.url)
     return [f"redis://{parts.hostname}:{parts.port or 6379}/{parts.path.strip('/') or 0} {sink.prefix}"]
 
