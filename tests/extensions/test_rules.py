@@ -93,6 +93,13 @@ def test_items_that_are_left_out_do_not_fill_a_category(
     assert drawn.groupby("user_id").size().tolist() == [2] * len(reference.users)
 
 
+def test_rules_are_applied_in_the_order_of_their_places(shop: Path) -> None:
+    """Not in the order of the file: exploration is last, so that no rule changes the drawn items."""
+    rules = {"exploration": {"share": 0.5}, "season": {"season": "x"}}
+    read = read_rule_settings(ListRules.model_validate(rules))
+    assert [plugin.name for plugin, _ in read] == ["season", "exploration"]
+
+
 def test_settings_are_checked_by_the_package(shop: Path) -> None:
     for settings, message in (
         ({}, r"score\.rules\.season\.season is missing"),

@@ -494,6 +494,17 @@ def test_the_refit_that_made_the_lists_is_named_and_its_champion_is_described(tm
     assert sentence in Page(build(config, RUN_DATE)[1]).text
 
 
+def test_the_bars_of_click_rates_have_the_unit_of_their_axis(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    run, text = read_run_facts(config, RUN_DATE), build(config, RUN_DATE)[1]
+    chart = text.partition("share of rows with a click, by day.")[2].partition("</svg>")[0]
+    assert ">click rate, %<" in chart
+    bars = re.findall(r"<title>(\d\d-\d\d): ([\d.]+)</title>", chart)
+    rates = [(day.dt[5:], round(100 * (day.click_rate or 0.0), 3)) for day in run.days]
+    assert [(day, float(percent)) for day, percent in bars] == rates
+    assert len(rates) == 4
+
+
 def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     partition = LakePaths(config.lake).evaluations.partition(RUN_DATE)
@@ -517,7 +528,7 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
         "lists_margin": 0.02,
         "lists": {**lists, "champion": {**figures, "ndcg": 0.2144}},
         "resampled": {"by": "user", "count": 4_000},
-        "checks": [held, warned],
+        "checks": [held, {**held, "name": "score_psi", "level": "warn", "said": "drifted"}, warned],
         "drift": {"feature_psi": {"C7": 0.412}, "oov_share": {"C1": 0.0625}},
     }
     publish_facts(partition, {**facts, **more})
@@ -526,6 +537,7 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
         "with 95% confidence: it comes from 990 resamples of 4,000 users",
         "of the interval is not below minus gate.margin , 0.002.",
         "Unknown ids hold many new ids",
+        "warn drifted",
         "AUC ok AUC <b> gate.margin",
         "C7 0.412",
         "C1 6.25%",

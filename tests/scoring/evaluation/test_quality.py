@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import metrics
 from metrics.ranking import ndcg_at_k
 from scoring.evaluation import gate_run
-from scoring.evaluation.gate_run import measure_models
+from scoring.evaluation.gate_run import _reducer, measure_models
 from scoring.evaluation.prediction_quality import (
     LABEL,
     PROBABILITY,
@@ -118,6 +118,17 @@ def test_a_range_of_several_batches_is_reduced_as_one() -> None:
     assert parts.to_pylist() == whole.to_pylist()
     assert whole.to_pylist()[0]["rows"] == 500
     assert list(_range_reducer(None)(table.slice(0, 0).to_batches())) == []
+
+
+def test_groups_whose_rows_are_in_several_batches_are_measured_as_one() -> None:
+    label, probability = predictions(300)
+    groups = [f"g{number % 7}" for number in range(300)]
+    table = pa.table({"group_key": groups, LABEL: label, PROBABILITY: probability})
+    (whole,) = _reducer(5)(table.to_batches())
+    (parts,) = _reducer(5)(table.to_batches(max_chunksize=11))
+    assert parts.to_pylist() == whole.to_pylist()
+    assert whole.to_pylist()[0]["groups"] == 7
+    assert list(_reducer(5)(table.slice(0, 0).to_batches())) == []
 
 
 def test_the_gate_counts_no_ties_among_high_logits(
