@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import redis
 from benchmarks.triton_server import Unavailable, triton_server
 from conf.load import load_config
 from jobs.deliver_recommendations import run as deliver_recommendations
-from nightrank import ConfigError
+from nightrank import ConfigError, DataError
+from nightrank.triton_models import LookUpFeatures
 from storage.run_context import RunContext
 from tests.delivery.valkey import PASSWORD, Server, valkey
 from tests.etl.lakes import servers
@@ -62,6 +64,34 @@ def request_for(world: World, users: list[str], items: list[str]) -> dict[str, A
         missing = "" if is_text else np.nan
         columns[name] = ("BYTES" if is_text else "FP64", [missing if value is None else value] * len(users))
     return body_of(columns)
+
+
+def test_a_delivery_of_another_workflow_during_a_request_is_an_error(
+    world: World, store: Server, delivered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, features of two workflows would be scored together."""
+    environment = {"URL": store.url, "PREFIX": PREFIX, "PASSWORD": PASSWORD}
+    for name, value in environment.items():
+        monkeypatch.setenv(f"NIGHTRANK_ONLINE_{name}", value)
+    model: Any = LookUpFeatures()
+    model._load(delivered / "lookup" / "1")
+    context = load_config(str(world.config), []).score.context
+    inputs = {name: np.array([[value]]) for name, value in context.items()}
+    (listed,) = world.lake.recommendations().arrow().slice(0, 1).to_pylist()
+    for key, name in (("user_key", "user_id"), ("item_key", "item_id")):
+        inputs[key] = np.array([[listed[name].encode()]], dtype=object)
+    assert set(model.compute(inputs)) == {"dense", "categorical"}
+    look_up, current = model._store.items, model._store.current
+
+    def items_then_delivery(keys: list[str]) -> pa.Table:
+        found = look_up(keys)
+        other = replace(current(), workflow_version="another")
+        monkeypatch.setattr(model._store, "current", lambda: other)
+        return found
+
+    monkeypatch.setattr(model._store, "items", items_then_delivery)
+    with pytest.raises(DataError, match="the store has features of workflow another"):
+        model.compute(inputs)
 
 
 def test_pairs_are_scored_as_in_published_lists(world: World, store: Server, delivered: Path) -> None:
