@@ -15,7 +15,7 @@ from typing import Any, Literal
 from airflow.sdk.bases.hook import BaseHook
 from airflow.sdk.exceptions import AirflowException
 
-# docs/operations.md explains each kind, and says how to react.
+# The kinds of alerts. docs/operations.md explains each kind, and says how to react.
 Kind = Literal["task_failed", "late", "promoted", "kept"]
 CONNECTION = "nightrank_alerts"
 _PATIENCE_S = 10

@@ -40,7 +40,7 @@ class JobHook(SparkSubmitHook):
             return None
         code = int(self._submit_sp.returncode)
         if self._is_kubernetes and self._spark_exit_code:
-            return int(self._spark_exit_code)  # the driver runs in a pod
+            return int(self._spark_exit_code)  # that of the driver's pod
         return 128 - code if code < 0 else code
 
     def submit(self, application: str = "", **options: Any) -> str | None:

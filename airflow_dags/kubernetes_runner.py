@@ -83,7 +83,7 @@ class KubernetesRunner(Runner):
             base_container_name=_CONTAINER,
             startup_timeout_seconds=runner.startup_timeout_s,
             log_events_on_failure=True,
-            log_pod_spec_on_failure=False,  # the pod spec contains the environment variables
+            log_pod_spec_on_failure=False,  # the pod spec would show the environment variables in the log
             callbacks=[_summary_reader(self)],
             do_xcom_push=False,
             deferrable=False,

@@ -97,7 +97,7 @@ def _positive(value: Any) -> Any:
 
 
 def _texts(value: Any) -> dict[str, str] | None:
-    """Returns a mapping of strings; None if the value is wrong. A single string is the value of `default`."""
+    """Returns a setting as strings by job; None if it is wrong. A single string becomes that of `default`."""
     texts = {"default": value} if isinstance(value, str) else value
     if not isinstance(texts, dict) or not all(_text(text) for text in texts.values()):
         return None

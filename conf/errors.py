@@ -11,7 +11,7 @@ EXIT_CRASHED = 1  # Python's exit code after an uncaught exception
 EXIT_CONFIG = 2
 EXIT_DATA = 3
 EXIT_INFRASTRUCTURE = 4
-_MOST_SHOWN = 4000  # largest number of characters of a problem, or of a remedy
+_MOST_SHOWN = 4000  # maximum number of characters of the problem, and of the remedy, in an error's text
 
 
 class NightrankError(Exception):

@@ -157,7 +157,7 @@ def _experiment(
     seeds: Sequence[int],
     intro: str,
 ) -> Experiment:
-    """Returns an experiment with changed settings. Errors begin with `intro`."""
+    """Returns one experiment: the configuration with the settings in `written`. Errors begin with `intro`."""
     changes = {key: written[key] for key in sorted(written, key=lambda key: key.count("."))}
     for key, value in changes.items():
         _require_comparable(intro, key, value)

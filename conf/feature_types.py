@@ -118,7 +118,7 @@ class History(Strict):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Returns the names of the columns that the section adds."""
+        """Returns the names of the new columns: the lists of clicked items and, if configured, their ages."""
         return (self.column,) if self.ages is None else (self.column, self.ages)
 
     def new_columns(self, split_by: str, columns: Collection[str], *, timed: bool) -> set[str]:

@@ -69,7 +69,7 @@ class SourceSettings(Strict):
 
     @property
     def segments(self) -> list[str]:
-        """Returns the features of users, or columns of user_attributes, that define the source's segments."""
+        """Returns the user features or columns of user_attributes whose values divide users into segments."""
         return []
 
 
@@ -117,7 +117,7 @@ class PackageSource(SourceSettings):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that the package defines, unchanged."""
+        """Returns the settings that are not checked here, but by the package that defines the source."""
         return dict(self.model_extra or {})
 
 
@@ -143,7 +143,7 @@ def _require_known(values: Any) -> Any:
 
 
 def _read(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Validates the settings of a source with the settings class of this source."""
+    """Validates an entry of `candidates.sources` with the settings class of its source."""
     if isinstance(values, SourceSettings):
         return values
     plugin = SOURCE.get(values["source"])
@@ -154,7 +154,7 @@ def _read(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 @lru_cache(maxsize=32)
 def _tagged(kind: type[SourceSettings], tag: str) -> TypeAdapter[SourceSettings]:
-    """Returns pydantic's adapter that reads a source. Errors contain the source's index and `tag`."""
+    """Returns a pydantic adapter for one candidate source. Errors contain the source's index and `tag`."""
 
     def schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.tagged_union_schema({tag: handler(source)}, lambda values: tag)
@@ -239,7 +239,7 @@ class OutOfStock(RawTable):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
+        """Dumps newer settings only if they are not default, so upgrades keep the digest of the section."""
         new: dict[str, Any] = {"stock": None, "sold_out": [], "decimal_separator": POINT, "encoding": UTF8}
         return without_defaults(values_of(self), new, info)
 
@@ -334,7 +334,7 @@ class Candidates(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
+        """Dumps newer settings only if they are not default, so upgrades keep the digest of the section."""
         return without_defaults(values_of(self), {"exclude_events": None}, info)
 
     @property
@@ -407,8 +407,8 @@ def _require_columns(table: RawTable, names: list[str]) -> None:
 
 # The typed configuration of business rules, which change lists after the ranking.
 
-# Keys whose value is null in dumps if the rule is not configured. Digests of earlier releases contain these
-# nulls.
+# Rules that dumps contain as null if they are not configured, because earlier releases computed the digest of
+# the section with these nulls.
 _DUMPED_AS_NULL = ("boost", "exploration", "max_per_category")
 
 
@@ -436,7 +436,7 @@ class Attribute(TableOfRoles):
 
     @property
     def roles(self) -> list[str]:
-        """Returns the columns that are read: the id of the item, and the value."""
+        """Returns the columns of the table that are read: the item's id, and the value of the attribute."""
         return list(dict.fromkeys([self.key, self.column]))
 
     @model_validator(mode="after")
@@ -479,7 +479,7 @@ class AttributeRule(RuleSettings):
 
     @property
     def attributes_used(self) -> list[str]:
-        """Returns the name of the attribute."""
+        """Returns the name of the only attribute that the rule needs, as a list."""
         return [self.attribute]
 
 
@@ -502,7 +502,7 @@ class ListRules(Strict):
 
     @classmethod
     def annotation_of(cls, key: str) -> Any:
-        """Returns the type of a key; None if it is unknown, or the name of a rule from another package."""
+        """Returns the type of a key of `score.rules`; None for unknown keys and rules of other packages."""
         return super().annotation_of(key) or built_in_rules().get(key)
 
     @property

@@ -399,7 +399,7 @@ def _beside(path: Path, named: Any, key: str) -> Path:
 
 
 def _with_models(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the mappings whose key `model` may be the path of a file."""
+    """Returns a configuration and its candidate sources: their key `model` may be the path of a file."""
     candidates = values.get("candidates")
     sources = candidates.get("sources") if isinstance(candidates, dict) else None
     listed = sources if isinstance(sources, list) else []

@@ -13,8 +13,9 @@ import os
 import re
 from typing import Any
 
-# C0 controls, DEL, C1 controls, the Arabic letter mark, directional marks, line and paragraph separators,
-# bidirectional embeddings, overrides and isolates, and lone surrogates, which cannot be encoded.
+# Characters that are escaped: C0 controls, DEL, C1 controls, the Arabic letter mark, directional marks, line
+# and paragraph separators, bidirectional embeddings, overrides and isolates, and lone surrogates, which
+# cannot be encoded.
 _UNSAFE = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _ANY = re.compile(f"[{_UNSAFE}]")
 _ANY_BUT_NEWLINE = re.compile(f"(?!\n)[{_UNSAFE}]")

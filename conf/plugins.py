@@ -36,7 +36,7 @@ from pydantic_core import CoreSchema
 from conf.errors import ConfigError
 
 Settings = TypeVar("Settings")
-# Source files and compiled modules of a package.
+# The suffixes of source files and of compiled modules.
 _SUFFIXES = (".py", ".so")
 
 
@@ -171,7 +171,7 @@ class Plugin:
 
     @property
     def origin(self) -> str:
-        """Returns the module and the package, for messages."""
+        """Returns the module of a plug-in, and its checkout or package, as words for messages."""
         place = "checkout" if self.package is None else f"package {self.package} {self.package_version}"
         return f"the module {self.module} of the {place}"
 
@@ -368,16 +368,16 @@ class PluginNames:
     kind: Kind
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Any:
-        """Returns the JSON schema of the key."""
+        """Returns the JSON schema of the annotated key, whose value is the name of a plug-in."""
         return self.schema()
 
     def schema(self) -> dict[str, Any]:
-        """Returns the JSON schema of a string that is one of the names."""
+        """Returns the JSON schema of a string that is the name of one of the checkout's plug-ins."""
         return {"enum": [*self.kind.built_in()], "type": "string"}
 
 
 def list_names(kind: Kind) -> Callable[[dict[str, Any]], None]:
-    """Returns a function that adds the checkout's names to a description when a schema is created."""
+    """Returns a function that lists the checkout's plug-ins in the description of a key in a JSON schema."""
 
     def add(schema: dict[str, Any]) -> None:
         names = ", ".join(f"`{name}`" for name in kind.built_in())

@@ -182,7 +182,7 @@ Format = Annotated[str, AfterValidator(_known_format), PluginNames(READER)]
 
 
 def _describe_formats(schema: dict[str, Any]) -> None:
-    """Adds the description of each format of the checkout to the description of the key."""
+    """Adds a description of each file format of the checkout to the description of the key `format`."""
     formats = {one.name: one.settings(FormatSettings) for one in READER.plugins()}
     meanings = [f"`{name}`: {description(settings)}" for name, settings in formats.items()]
     schema["description"] = " ".join([*meanings, schema["description"]])
@@ -234,7 +234,7 @@ class Column(Strict):
 
     @property
     def element_separator(self) -> str:
-        """Returns `separator`, with null replaced by the default."""
+        """Returns the string between the elements of a list: `separator`, or `|` if it is null."""
         return self.separator or "|"
 
     @model_validator(mode="after")
@@ -333,7 +333,7 @@ class RawTable(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
+        """Dumps newer settings only if they are not default, so upgrades keep the digest of the section."""
         return without_defaults(values_of(self), {"decimal_separator": POINT, "encoding": UTF8}, info)
 
     @model_validator(mode="before")
@@ -425,7 +425,7 @@ class RawTable(Strict):
 
     @property
     def field_separator(self) -> str:
-        """Returns `separator`, with null replaced by the default of the format."""
+        """Returns the character between fields: `separator`, or the default of the format if it is null."""
         if self.separator is not None:
             return self.separator
         return "," if self.format == "csv" else "\t"
@@ -494,7 +494,7 @@ class TableOfRoles(RawTable):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
+        """Dumps newer settings only if they are not default, so upgrades keep the digest of the section."""
         new = {
             "separator": None,
             "null_values": [""],
@@ -531,7 +531,7 @@ class TableOfRoles(RawTable):
 
 
 def _fits_everywhere(name: str) -> bool:
-    """Returns whether a raw column may have this name without `source`."""
+    """Returns whether a column's name in the files can also be its name in the configuration."""
     try:
         return fits_column(column_name(name))
     except ValueError:
@@ -617,7 +617,7 @@ class Label(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
+        """Dumps newer settings only if they are not default, so upgrades keep the digest of the section."""
         return without_defaults(values_of(self), {"rows_without_value": "quarantine"}, info)
 
     @model_validator(mode="after")
@@ -696,7 +696,7 @@ class EventTime(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
+        """Dumps newer settings only if they are not default, so upgrades keep the digest of the section."""
         return without_defaults(values_of(self), {"time_of_day": None}, info)
 
     @property
@@ -748,7 +748,7 @@ class Keys(Strict):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Omits newer settings with default values from dumps, so digests of earlier releases stay valid."""
+        """Dumps newer settings only if they are not default, so upgrades keep the digest of the section."""
         return without_defaults(values_of(self), {"rows_without_user": "quarantine"}, info)
 
     @model_validator(mode="after")

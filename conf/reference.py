@@ -97,5 +97,5 @@ def _limits(schema: Schema) -> str:
 
 
 def _cell(text: str) -> str:
-    """Returns the text of one cell: on one line, and without the character that ends a cell."""
+    """Returns a text as a cell of a Markdown table: on one line, and with escaped `|`."""
     return " ".join(text.split()).replace("|", "\\|")

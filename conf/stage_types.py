@@ -444,7 +444,10 @@ class ServingExperiment(Strict):
 
     @property
     def salted_prefix(self) -> str:
-        """Returns the text before a user's key in the hashed string. No salt contains its last character."""
+        """Returns what precedes a user's key in the string whose hash chooses the user's variant.
+
+        It ends with a `:`, which no salt contains.
+        """
         return f"{self.salt or self.name}:"
 
     def runs_on(self, run_date: str) -> bool:
@@ -452,7 +455,7 @@ class ServingExperiment(Strict):
         return self.start <= run_date <= (self.end or run_date)
 
     def first_date(self, run_date: str) -> str:
-        """Returns the first date in the figures of a run date: `start`, or `resume` once it is reached."""
+        """Returns the first date in an experiment's figures: `start`, or `resume` from that date on."""
         return self.resume if self.resume is not None and self.resume <= run_date else self.start
 
 
@@ -557,7 +560,7 @@ class Impressions(TableOfRoles):
 
     @property
     def roles(self) -> list[str]:
-        """Returns the columns that are read: user, item, position, variant, model version and time."""
+        """Returns the configured columns of the log of shown items, such as user, item and position."""
         names = (self.user, self.item, self.position, self.variant, self.model_version, self.time)
         return [name for name in names if name is not None]
 

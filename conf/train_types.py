@@ -69,10 +69,10 @@ def _known_loss(value: Any) -> Any:
 
 
 class _Names(PluginNames):
-    """Adds losses with settings to the JSON schema of the key, as a mapping from the name to the settings."""
+    """Adds losses with settings to the JSON schema of `train.loss`, as mappings from name to settings."""
 
     def schema(self) -> dict[str, Any]:
-        """Returns the JSON schema of the key."""
+        """Returns the JSON schema of the key `train.loss`."""
         kinds = built_in_losses().items()
         sections = {name: kind.model_json_schema() for name, kind in kinds if kind.model_fields}
         if not sections:
@@ -97,7 +97,7 @@ def built_in_losses() -> dict[str, type[LossSettings]]:
 
 
 def _describe(schema: dict[str, Any]) -> None:
-    """Adds the description of each loss of the checkout to the description of the key."""
+    """Adds a description of each loss of the checkout to the description of the key `train.loss`."""
     for name, kind in built_in_losses().items():
         schema["description"] += f" `{name}`: {description(kind)}{_NEEDS[kind.compares]}"
 

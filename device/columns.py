@@ -45,7 +45,7 @@ class DeviceColumn:
         return to_device(table, self.codes.device).index_select(0, self.codes)
 
     def count(self) -> NDArray[np.int64]:
-        """Returns the number of rows with each code: (k + 1,). The last number is for null."""
+        """Returns the number of rows with each of the k dictionary values and, last, with null: (k + 1,)."""
         counts = self.codes.new_zeros(len(self.dictionary) + 1, dtype=_torch().int64)
         ones = counts.new_ones(1).expand(self.codes.shape[0])
         return to_host(counts.scatter_add_(0, self.codes.long(), ones))

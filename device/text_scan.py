@@ -32,8 +32,8 @@ from torch import Tensor
 
 from device.columns import DeviceColumn, to_host
 
-# Maximum number of fields that one round encodes. It limits the memory of a round: 3 to 4 GB if most values
-# have at most 8 bytes.
+# Maximum number of fields that are encoded at once. It limits the memory that this needs: 3 to 4 GB if most
+# values have at most 8 bytes.
 ROUND_FIELDS = 2**24
 
 _LF, _QUOTE = ord("\n"), ord('"')
@@ -64,7 +64,7 @@ class ScannedText:
 
 
 def mix(words: Tensor) -> Tensor:
-    """Returns a hash of each word."""
+    """Returns a 64-bit hash of each int64 word."""
     words = words * _FACTOR
     words = words ^ ((words >> 32) & 0xFFFFFFFF)
     return words * _OTHER_FACTOR
@@ -137,7 +137,7 @@ def scan_text(
 
 
 def _rounds(fields: Sequence[int], rows: int) -> list[list[int]]:
-    """Divides fields into groups of consecutive fields. One round encodes one group."""
+    """Divides the columns of a block into groups of neighbours, each small enough to be encoded at once."""
     most = max(1, ROUND_FIELDS // max(rows, 1))
     rounds: list[list[int]] = []
     for field in sorted(set(fields)):
@@ -295,8 +295,8 @@ def _keys(values: _Values, mix: Mix) -> Tensor:
     """Returns the key of each value, (c,): a hash of its words, their order, its size and its column."""
     num_words = (values.sizes + 7) >> 3
     place = _index_in_value(num_words, values.word_ends, values.value_of_word)
-    # Cumulative sums modulo 2**64. The sum over the words of one value is the difference of two of these
-    # sums.
+    # Cumulative sums over all words, modulo 2**64. The sum over the words of one value is the difference
+    # between the sum at its end and the sum before its first word.
     sums = mix(values.words ^ mix(place + 1)).cumsum(0)
     sums = torch.cat([sums.new_zeros(1), sums])
     of_value = sums[values.word_ends] - sums[values.word_ends - num_words]

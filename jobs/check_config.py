@@ -47,7 +47,7 @@ DESCRIPTION = (
 
 # Maximum number of files of a day whose first rows are read, and of bytes that are read from these files.
 _FILES_A_DAY, _BYTES_A_DAY = 16, 4 << 20
-# Maximum number of left-out events that the text lists.
+# Maximum number of events left out by `log.label` that the printed text lists.
 _MOST_EVENTS = 10
 # If more than this share of the rows have times outside the days of their files, the text says so.
 _FEW_MISDATED = 0.01
@@ -281,7 +281,7 @@ def _text(plan: FeaturePlan, heads: Sequence[_Head]) -> str:
 
 
 def _misdated(plan: FeaturePlan, heads: Sequence[_Head]) -> list[str]:
-    """Returns a list with a text about rows on other days than their files; empty if there are few."""
+    """Returns a list: a warning if many rows have times on other days than their files; otherwise empty."""
     valid = sum(head.rows - head.rejected - head.left_out for head in heads)
     outside = sum((head.misdated for head in heads), NO_ROWS)
     log = plan.config.log

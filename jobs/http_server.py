@@ -366,7 +366,7 @@ class _Connections:
         self.limits = limits
         self._metrics = metrics
         self._open: set[_Connection] = set()
-        # Maps each connection that waits for the complete head of a request to the time when this wait began.
+        # An ordered set of the connections that wait for the complete head of a request, the longest first.
         self._waiting: dict[_Connection, None] = {}
 
     def opened(self, connection: _Connection) -> None:

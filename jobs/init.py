@@ -106,7 +106,7 @@ def _comment(text: str, indent: str = "") -> str:
 
 
 def _inactive(of_candidates: tuple[str, dict[str, object]], indent: str) -> str:
-    """Returns a filter of candidates as a comment. Without `indent`, it includes the section's name."""
+    """Returns a candidate filter as commented-out YAML. Without `indent`, it begins with `candidates:`."""
     reason, entry = of_candidates
     lines = ["filters:", *_entries([entry])] if indent else ["candidates:", "  filters:", *_entries([entry])]
     return _comment(reason, indent) + "".join(f"# {indent}{line}\n" for line in lines)
@@ -117,7 +117,7 @@ def _entries(values: Iterable[object]) -> list[str]:
 
 
 def _section(key: str, value: object) -> str:
-    """Returns a section: its keys on separate lines, and their values in braces."""
+    """Returns the YAML of a section: its keys on separate lines, and their values in braces."""
     if isinstance(value, Mapping) and (
         key in ("log", "users", "items", "train", "candidates") or len(_flow(value)) > _WIDTH - 20
     ):

@@ -89,7 +89,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def _weights(request: BlendRequest) -> dict[str, Any]:
-    """Returns the weights as JSON values."""
+    """Returns the learned weights of the blend as JSON values."""
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in asdict(request).items()
     }

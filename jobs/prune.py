@@ -312,7 +312,7 @@ def _is_table(table: str, unused: set[str]) -> bool:
 def _partition(
     config: Config, lake: LakePaths, table: str, dt: str, of_date: DateFiles, limits: Limits
 ) -> Item | None:
-    """Returns the item of a date; None if a job may be writing it, or if it is a raw log."""
+    """Returns one date of a table as an item to delete; None for a raw log, or if a job may be writing it."""
     path = f"{lake.root.rstrip('/')}/{table}/dt={dt}"
     if not of_date.is_of_job or path == raw_path(config, config.log, dt).rpartition("/")[0]:
         return None
@@ -455,7 +455,7 @@ def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], 
 
 
 def _by_folder(files: Iterable[LakeFile], folders: Iterable[str]) -> dict[str, list[LakeFile]]:
-    """Returns the files below some folders."""
+    """Maps each of the folders to the files below it."""
     below: dict[str, list[LakeFile]] = {folder: [] for folder in folders}
     for file in files:
         parts = file.path.split("/")

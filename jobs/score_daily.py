@@ -230,7 +230,7 @@ def _score(
 
 
 def _inputs_of(experiment: ServedExperiment | None, treatment: Treatment | None) -> dict[str, str]:
-    """Returns the additional inputs of the lists during an experiment, with their names in the manifest."""
+    """Maps the names of the additional inputs that the lists have during an experiment to their digests."""
     inputs = {"experiment": experiment.digest} if experiment else {}
     if treatment is not None:
         inputs |= {"treatment_users": treatment.users.digest, "treatment_items": treatment.items.digest}

@@ -153,7 +153,7 @@ def block_sums(
 def numpy_sums(
     units: NDArray[np.int32], clicks: NDArray[np.bool_], scores: Floats, draws: Iterable[NDArray[np.uint8]]
 ) -> Iterator[Ints]:
-    """Computes the sums of `block_sums` with NumPy. Each block is one replicate."""
+    """Yields the same sums as `block_sums`, computed with NumPy: one array (3, 1) for each replicate."""
     of_negatives = scores[~clicks]
     # A click has a higher score than the negatives before `low`, and the same score as the negatives from
     # `low` to `high`.
@@ -204,7 +204,7 @@ def combine_means(
 
 
 def _sums_by_unit(values: Ints, unit_of_row: Ints, units: int) -> Ints:
-    """Returns the sum of the values of each unit's rows, shape (units,)."""
+    """Returns, for each resampled unit (such as a user), the sum of its rows' values, shape (units,)."""
     order = np.argsort(unit_of_row, kind="stable")
     first = np.searchsorted(unit_of_row[order], np.arange(units))
     return np.add.reduceat(values[order], first)

@@ -233,7 +233,7 @@ def merge_counts(parts: Sequence[ScoreCounts]) -> ScoreCounts:
 
 
 def sum_range(counts: ScoreCounts) -> RangeSums:
-    """Returns the sums over the rows of one range."""
+    """Returns the sums over the rows of one range of scores from which `combine` computes the measures."""
     below = np.cumsum(counts.negatives) - counts.negatives
     clipped = np.clip(counts.scores, EPSILON, 1 - EPSILON)
     losses = -(counts.positives * np.log(clipped) + counts.negatives * np.log1p(-clipped))

@@ -112,7 +112,7 @@ def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:
 
 
 def drift_of(binned: Binned) -> ColumnDrift | None:
-    """Returns the PSI of a column with these bins; None if the training window or the day has no cell."""
+    """Returns the drift (PSI) of a column; None if all bins of the training window or the day are empty."""
     train, day = np.asarray(binned.train), np.asarray(binned.day)
     if not train.sum() or not day.sum():
         return None

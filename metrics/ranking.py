@@ -135,7 +135,7 @@ def require_k(k: int) -> None:
 
 
 def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> Hits:
-    """Ranks the rows of each group; arguments and errors are those of `map_at_k`."""
+    """Returns the clicks among the first k rows of each group by score; arguments as in `map_at_k`."""
     require_k(k)
     order, label, group = _ranked(labels, scores, groups)
     label, group = label[order], group[order]

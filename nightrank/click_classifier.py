@@ -195,7 +195,7 @@ def _columns_of(rows: Any) -> list[str]:
 
 
 def _groups_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Returns one group of features for each column."""
+    """Returns the default features of each column of a table, one group per column."""
     return [{"columns": [field.name], **operators(field.type)} for field in table.schema]
 
 

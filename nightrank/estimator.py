@@ -62,7 +62,7 @@ class Estimator:
         return f"{type(self).__name__}({shown})"
 
     def _require(self, fitted: Any, what: str) -> Any:
-        """Returns the fitted object. Raises ConfigError if it is None."""
+        """Returns `fitted`. Raises ConfigError if it is None, because `fit` was not called."""
         if fitted is None:
             raise ConfigError(f"the {what} is not fitted", "call `fit` first")
         return fitted
@@ -155,7 +155,7 @@ class Training:
         return _RECIPES.get(self.model, Recipe())
 
     def model_section(self, *, has_dense: bool) -> dict[str, Any]:
-        """Returns the section `model`: the caller's settings, and defaults for the other settings."""
+        """Returns the section `model` of a configuration: the caller's settings, and defaults for others."""
         file, default = self.recipe.file, {"architecture": self.model}
         if file is not None:
             default = dict(read_yaml(Path(conf_load.__file__).parent / "models" / f"{file}.yaml"))
@@ -167,7 +167,7 @@ class Training:
         return section
 
     def train_section(self, drawn: int | None) -> dict[str, Any]:
-        """Returns the section `train`. `drawn` is the number of negatives for each positive row."""
+        """Returns the section `train` of a configuration, with `drawn` negatives for each positive row."""
         batch_size = python_value(self.batch_size)
         shards = gcd(_SHARDS, batch_size) if isinstance(batch_size, int) else _SHARDS
         # Models that rank items use the learning rates and the optimizer that the command `init` writes.

@@ -115,7 +115,7 @@ def _features_with_ids_of(history: str, workflow: Workflow) -> list[str]:
 
 @contextmanager
 def _named(split: Split) -> Iterator[None]:
-    """Adds the split of the rows (train or validation) to error messages."""
+    """Adds the name of the split (train or validation) to DataErrors that a `with` block raises."""
     try:
         yield
     except DataError as error:
@@ -267,7 +267,7 @@ def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) 
 
 
 def _read(kind: Any, section: Any, name: str) -> Any:
-    """Returns a section as an object of its type."""
+    """Returns the section `model` or `train` of a configuration as an object of the class `kind`."""
     if isinstance(section, kind):
         return section
     if not isinstance(section, Mapping):

@@ -20,7 +20,7 @@ from nightrank.frame_training import read_labels
 from nightrank.spark_frames import AnyFrame, local_table
 from storage.feature_spec import FLOAT32_MAX
 
-# Names of columns in the tables.
+# Names of the columns in the tables of interactions, users and items.
 USER, ITEM, TIME, LABEL = "user", "item", "time", "label"
 # The names of attributes in the tables of users and items begin with these prefixes. Because of the two
 # underscores, such a name is never that of an internal column, such as item_key or item_index.

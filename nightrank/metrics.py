@@ -238,13 +238,13 @@ def _terms(
     k: int,
     weights: ArrayLike | None = None,
 ) -> _Terms:
-    """Returns the value of each user with relevant items, and the weights of these users."""
+    """Returns a measure's value for each user with relevant items, and the weights of these users."""
     hits, measured = ranking.hits_of_lists(recommended, relevant, k)
     return _Terms(values(hits, k), _user_weights(weights, len(measured))[measured])
 
 
 def _user_weights(weights: ArrayLike | None, users: int) -> Floats:
-    """Returns one weight per user."""
+    """Returns one weight per user: those in `weights`, or 1."""
     weight = np.ones(users) if weights is None else clicks.doubles("weights", weights)
     if weight.shape != (users,):
         raise DataError(

@@ -116,7 +116,7 @@ def require_jobs() -> None:
 def _features(
     tables: Mapping[str, pa.Table], recipe: Recipe
 ) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
-    """Returns the sections `features` and `scopes`."""
+    """Returns the sections `features` and `scopes` of the configuration for these tables."""
     ids: dict[str, Any] = {"min_count": 1, "share": ITEM}
     groups: list[dict[str, Any]] = [{"columns": [ITEM], "kind": "categorical", "ops": [{"categorify": ids}]}]
     scopes: dict[str, list[str]] = {"user": [], "item": [ITEM]}

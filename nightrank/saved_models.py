@@ -174,7 +174,7 @@ def validation_metrics(description: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not final or not final["rows"] or not history:
         return []
     measured = {entry["step"]: entry["validation"] for entry in history if "validation" in entry}
-    measured.setdefault(description["steps"], final)  # no effect if the last step was measured
+    measured.setdefault(description["steps"], final)  # no effect if this step was already measured
     by_step = {entry["step"]: entry for entry in history}
     return [_entry(by_step[step], metrics) for step, metrics in sorted(measured.items())]
 

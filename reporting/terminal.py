@@ -206,7 +206,7 @@ def training_progress_in(stage_log: Path) -> str:
 
 
 def _training_line(entry: Mapping[str, Any]) -> str:
-    """Returns the figures of an entry as one line with columns."""
+    """Returns one line with the figures of a training run's log entry in columns."""
     step, steps = int(entry["step"]), int(entry["steps"])
     parts = [
         f"{step:>{len(f'{steps:,}')},}/{steps:,}",

@@ -258,7 +258,7 @@ def judge(advisories: Sequence[Advisory], allowed: Sequence[Allowed], today: dat
 
 
 def shown(result: AuditResult, packages: int, *, in_full: bool = False) -> str:
-    """The result as text."""
+    """The result of an audit as text for a terminal."""
     lines = [f"refused: {advisory}" for advisory in result.refused]
     if in_full:
         lines += [f"allowed: {advisory}" for advisory in result.accepted]

@@ -75,7 +75,7 @@ class BuildInputs:
     recipe: str  # digest of the patches and the options
 
     def digest(self) -> str:
-        """The digest of all inputs."""
+        """The digest of all inputs of a build, which names the wheel's folder in the cache."""
         return digest_of(asdict(self))
 
 

@@ -85,7 +85,7 @@ def make_dist(build: Path = BUILD) -> Path:
 
 
 def copy_contents(root: Path, staged: Path) -> None:
-    """Copies CONTENTS and the DAGs. Raises SetupError if one of CONTENTS is missing."""
+    """Copies CONTENTS (folders and files) and the DAGs. Raises SetupError if one of CONTENTS is missing."""
     dags = ["airflow_dags"] if (root / "airflow_dags").is_dir() else []
     for name in (*CONTENTS, *dags):
         source, target = root / name, staged / name

@@ -92,7 +92,7 @@ def make_environment(folder: Path, wheel: Path) -> None:
         shutil.copytree(base, folder, symlinks=True)
     _uv_pip(folder, "install", *_OFFLINE, wheel)
     build_native.build(ROOT, folder)
-    # Run this in the root folder, so that no module of the checkout can be imported.
+    # Run this in the folder `/`, so that Python does not find the modules of the checkout instead.
     capture([folder / "bin/python", "-W", "ignore", "-c", CHECK_IMPORTS], cwd=Path("/"))
 
 

@@ -54,7 +54,7 @@ def _changes(path: Path) -> list[Change]:
 
 
 def _name(line: str) -> str:
-    """The path in a header line, without the prefix a/ or b/."""
+    """The path in a header line of a diff, such as `--- a/setup.py`, without the prefix a/ or b/."""
     name = line.split()[1]
     return name if name == _NO_FILE else name.split("/", 1)[1]
 

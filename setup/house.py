@@ -88,7 +88,7 @@ def count(root: Path, folders: Sequence[str] = PACKAGES) -> House:
 
 
 def problems(house: House) -> list[str]:
-    """Returns one sentence for each exceeded limit."""
+    """Returns one sentence for each problem: too many modules, too many lines, a class name used twice."""
     exceeded = []
     if len(house.lines) > MOST_MODULES:
         exceeded.append(
@@ -108,7 +108,7 @@ def problems(house: House) -> list[str]:
 
 
 def report(house: House) -> str:
-    """Returns the counts as text."""
+    """Returns the counts of a checkout, such as those of its modules and lines, as text."""
     folders = Counter(path.split("/", 1)[0] for path in house.lines)
     longest = sorted(house.lines.items(), key=lambda item: -item[1])[:5]
     rows = [
@@ -128,7 +128,7 @@ def report(house: House) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the counts; with `--check`, prints exceeded limits, and returns 1 if there are any."""
+    """Prints the counts of this checkout; with `--check`, only its problems, and returns 1 if it has any."""
     parser = argparse.ArgumentParser(prog="python -m setup.house", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="print only what exceeds a limit")
     options = parser.parse_args(arguments)

@@ -167,7 +167,7 @@ def install(root: Path) -> None:
 
 
 def archive_classes(root: Path) -> None:
-    """Makes the class archive. Jobs start faster with this archive, but they also work without it."""
+    """Makes the archive of Java classes with which jobs start faster. They also work without it."""
     java_home = capture([VENV / "bin/python", root / "setup/java_home.py"]).strip()
     if trouble := class_archive.make(root, VENV, Path(java_home)):
         say(f"    the archive could not be made, so each job starts 2 s later: {trouble}")

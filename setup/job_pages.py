@@ -84,7 +84,7 @@ def options_page(helps: Mapping[str, str]) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """The first sentence of the description, which follows the usage."""
+    """The first sentence of the description in a job's help text, which follows the usage."""
     description = " ".join(text.split("\n\n")[1].split())
     return re.split(r"(?<=[.:]) ", description)[0].rstrip(".:")
 

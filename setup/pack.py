@@ -81,7 +81,7 @@ def pack(folder: Path, names: Iterable[str], out: IO[bytes], *, ended: bool = Tr
 
 
 def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The same entry without owner and group."""
+    """The entry of a tar archive without its owner and group."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry

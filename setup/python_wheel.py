@@ -107,7 +107,7 @@ def rewritten(source: str, packages: tuple[str, ...] = INNER_PACKAGES) -> str:
 
 
 def _names(tree: ast.Module, packages: tuple[str, ...]) -> list[tuple[int, int, str]]:
-    """Returns each module name that gets the prefix: its line, a column at or before it, and its text."""
+    """Returns the module names to be prefixed in a source: line, a column at or before the name, the name."""
     places = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

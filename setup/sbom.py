@@ -31,7 +31,7 @@ FILE_NAME = "nightrank.cdx.json"
 SPEC_VERSION = "1.6"
 # The lock files of the environment that `make dist` and the images contain.
 LOCKS = ("requirements/runtime.txt", "requirements/horovod.txt")
-# Groups of jars of pyspark whose files do not contain their Maven coordinates.
+# The file with the Maven groups of those jars of pyspark that do not contain their Maven coordinates.
 _GROUPS = ROOT / "requirements/spark-jars.toml"
 _LOCKED = re.compile(r"^([A-Za-z0-9][\w.\-]*)==([^\s;\\]+)", re.MULTILINE)
 _JAR_NAME = re.compile(r"(.+?)-(\d[\w.\-+]*)\.jar")

@@ -16,8 +16,8 @@ from storage.run_context import RunContext
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Number of tasks in a group. The tasks of a group read about 4 GiB of text together. With groups of this
-# size, Spark can divide a day among several GPUs.
+# Number of tasks in a group, which runs on one GPU. They read about 4 GiB of text together. With groups of
+# this size, Spark can divide a day among several GPUs.
 _TASKS_OF_GROUP = 64
 
 
@@ -112,7 +112,7 @@ def stay_in_process(context: RunContext, rows: int) -> None:
 
 
 def workers_of(context: RunContext) -> Workers:
-    """Returns the workers of a stage; Spark's workers if the stage works in Spark (`stay_in_process`)."""
+    """Returns the workers for a stage's tasks: Spark's, unless `stay_in_process` decided for this process."""
     if context.in_process:
         return choose_workers("auto", lambda: context.spark)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from types import ModuleType
 
-_LONGEST_FOLDER = 70  # largest number of bytes of the folder's path
+_LONGEST_FOLDER = 70  # maximum bytes of the path of the folder in which the server's socket is created
 
 
 def start_server() -> None:

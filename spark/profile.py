@@ -189,7 +189,7 @@ def _files_of(settings: Mapping[str, str], submits: bool) -> Iterator[tuple[str,
 
 
 def _problem_of(path: str) -> str | None:
-    """Returns why a file cannot be used; None if it can, or if it is in an archive (`./…`)."""
+    """Returns what is wrong with a file of a Spark profile; None if nothing is, or if an archive has it."""
     if path.startswith("./"):
         return None
     if "/" not in path:

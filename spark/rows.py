@@ -82,7 +82,7 @@ def read_in_pieces(
     split: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> ReadableRows:
-    """Does the same as `read_rows` for a large table, but leaves the table's rows in the files."""
+    """Returns a large table's rows as `read_rows` does, but leaves them in the files until they are used."""
     if context.in_process:
         return StoredRows.of(partition, manifest, split, columns)
     return rows_of(context.spark, partition, manifest, split, columns)

@@ -90,7 +90,7 @@ def _keep_classes(session: SparkSession) -> None:
 
 
 def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
-    """Raises ConfigError if the profile's daemon no longer exists, because then no worker could start."""
+    """Raises ConfigError if the profile names a worker daemon of an earlier release, which does not exist."""
     if configured(_DAEMON) in _FORMER_DAEMONS:
         raise ConfigError(
             f"the Spark profile has {_DAEMON}={configured(_DAEMON)}, a module of an earlier release",
@@ -299,7 +299,7 @@ def _overriding(provider: str, shims: frozenset[Shim], jar: Path) -> Shim:
 
 
 def _jar_on(class_path: str) -> Path:
-    """Returns the first jar with the plugin on a class path, which is searched in the order of the JVM."""
+    """Returns the first jar on a class path, in the JVM's order, that has the accelerator's plugin class."""
     for entry in filter(None, class_path.split(":")):
         path = Path(entry)
         candidates = sorted(path.parent.glob("*.jar")) if path.name == "*" else [path]
@@ -314,7 +314,7 @@ def _jar_on(class_path: str) -> Path:
 
 
 def _has_plugin(path: Path) -> bool:
-    """Returns whether a file is a jar with the plugin's class."""
+    """Returns whether a file is a jar with the plugin class of the RAPIDS Accelerator."""
     try:
         with ZipFile(path) as packed:
             return _entry(PLUGIN) in packed.namelist()
@@ -328,7 +328,7 @@ def _entry(class_name: str) -> str:
 
 
 def _native(spark_version: str) -> Shim:
-    """Returns the shim whose name belongs to exactly this version of Spark. A jar need not contain it."""
+    """Returns the accelerator's shim for exactly this version of Spark, which a jar need not contain."""
     major, minor, patch = _numbers(spark_version)
     return Shim(f"spark{major}{minor}{patch}")
 

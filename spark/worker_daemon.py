@@ -53,7 +53,7 @@ VARIABLE = "NIGHTRANK_WORKER_IMPORTS"
 
 
 def requested_imports() -> list[str]:
-    """Returns the names of the modules in the environment variable of this process."""
+    """Returns the modules that this daemon must import, which the driver names in an environment variable."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
 
 

@@ -195,7 +195,7 @@ class LocalWorkers(Workers):
         return self._processes
 
     def gpu_groups(self, tasks: int) -> list[range]:
-        """Returns one group for each GPU of this machine. The group with the index i is for the GPU i."""
+        """Divides tasks into one group for each GPU of this machine. Group i is for GPU i."""
         groups = min(gpus_of_machine(), tasks)
         bounds = [tasks * index // groups for index in range(groups + 1)] if groups else []
         return [range(first, end) for first, end in pairwise(bounds)]

@@ -59,7 +59,7 @@ class NewFile:
 
     @property
     def name(self) -> str:
-        """Returns the path with the digest (`named`)."""
+        """Returns the path and the digest of the file in one string, as `named` does."""
         return named(self.path, self.digest)
 
 
@@ -102,7 +102,7 @@ def new_file(path: str) -> Iterator[NewFile]:
 
 
 def named(path: str, digest: str | None) -> str:
-    """Returns the path of a written file with its digest; the plain path if the digest is not known."""
+    """Returns the path of a written file, followed by `#` and its digest; only the path without a digest."""
     return f"{path}#{digest}" if digest else path
 
 
@@ -253,7 +253,7 @@ def damaged_file(path: str, difference: str) -> DataError:
     folder = below.rpartition("/dt=")[0] or below.split("/")[0]
     dt = below.partition("/dt=")[2].split("/")[0]
     job = job_of(folder)
-    # The datasets show which run of build_features writes the file again. Only fsck reads the datasets.
+    # If build_features wrote the file, only fsck knows which run to repeat: it reads the data manifests.
     run = "the command that it prints for this file" if job == BUILD_FEATURES else f"run {job} for {dt} again"
     return DataError(
         f"{path}{_IS_DAMAGED}{difference}",

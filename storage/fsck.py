@@ -20,7 +20,7 @@ from storage.paths import LakePaths, Partition
 
 _THREADS = 8
 _WORKFLOW = "workflow"
-_OF_RUN_DATES = ("users", "items", "item_titles", "datasets")  # dt is a run date
+_OF_RUN_DATES = ("users", "items", "item_titles", "datasets")  # tables whose dates are run dates
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class _Build:
 
     @classmethod
     def of(cls, manifest: Manifest) -> _Build | None:
-        """Returns the run that published a dataset; None if its manifest lacks a value."""
+        """Returns the run of build_features that published a dataset; None if its manifest lacks a value."""
         facts = manifest.facts
         try:
             days = {str(member["dt"]) for members in facts["splits"].values() for member in members}
@@ -145,7 +145,7 @@ def _with_run(damage: Damage, builds: Sequence[_Build]) -> Damage:
 
 
 def _run_that_writes(table: str, date: str, builds: Sequence[_Build]) -> _Build | None:
-    """Returns the newest run of build_features that writes a date of a table; None if there is no dataset."""
+    """Returns the run of build_features to repeat if a date of a table is damaged; None without datasets."""
     kind, version = (*table.split("/"), "")[:2]
     versions = {build.version for build in builds}
     of_version = [build for build in builds if build.version == version] if version in versions else builds
@@ -227,7 +227,7 @@ def _remedy(partition: Partition) -> str:
 
 
 def _of_json(lake: LakePaths, error: DataError, partition: Partition | None = None) -> Damage:
-    """Returns the damage for a JSON file that cannot be parsed. The error begins with the file's path."""
+    """Returns the finding about a JSON file that cannot be parsed. `error` begins with the file's path."""
     root = lake.root.rstrip("/")
     path, _, difference = error.problem.removeprefix(f"{root}/").partition(" ")
     if partition is None and path.endswith(f"/{MANIFEST_NAME}"):
@@ -284,13 +284,13 @@ def mark_damaged(partition: Partition, paths: Sequence[str]) -> bool:
     if damaged == manifest.damaged:
         return False
     changed = replace(manifest, damaged=damaged)
-    # The files are the same, so hard links and the Delta log stay as they are.
+    # The data files are still the same, so their hard links and the Delta log need no change.
     file_io.replace_json(partition.file(MANIFEST_NAME), format_versions.MANIFEST.stamp(changed.to_json()))
     return True
 
 
 def mark_file(path: str) -> bool:
-    """Does the same as `mark_damaged` for one data file, whose partition is found by its path."""
+    """Marks one data file as damaged in the manifest of its partition, as `mark_damaged` does."""
     partition = partition_of(path)
     return partition is not None and mark_damaged(partition, [path])
 

@@ -38,8 +38,8 @@ log = logging.getLogger("nightrank.lease")
 
 HEARTBEAT_S = 20.0
 EXPIRES_S = 120.0
-# If an old ticket belongs to a running process of this machine, this process watches it for so many seconds,
-# and ignores it only if it is not renewed meanwhile.
+# For so many seconds, this process watches an old ticket of a running process of this machine. It ignores the
+# ticket only if the other process does not renew it meanwhile.
 _WATCH_S = 2.5 * HEARTBEAT_S
 # If several processes request a lease at the same time, one of them must hold it within this time.
 _SETTLE_S = 20.0
@@ -152,7 +152,8 @@ class _Lease:
         self._owner = Owner(socket.gethostname(), os.getpid(), _start_of(os.getpid()), _machine(), "")
         self._ended = threading.Event()
         self._renewing: threading.Thread | None = None
-        # For each other ticket: its time of modification, and when this process first read this time.
+        # Maps the name of each other process's ticket to the ticket's time of modification, and to the time
+        # when this process first read it.
         self._watched: dict[str, tuple[Any, float]] = {}
 
     def acquire(self, wait_s: float, check: Callable[[], None]) -> None:
@@ -214,7 +215,7 @@ class _Lease:
         return None
 
     def _write(self, *, holds: bool) -> None:
-        """Writes the ticket of this process."""
+        """Writes this process's ticket: the file by which it requests the lease or (`holds`) holds it."""
         values = {**asdict(self._owner), "since": file_io.utc_now(), "holds": holds}
         file_io.replace_json(self._path, values)
 

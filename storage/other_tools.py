@@ -197,7 +197,7 @@ class LogContent:
 
     @property
     def paths(self) -> set[str]:
-        """Returns the paths of the files."""
+        """Returns the paths of the data files, relative to the table's folder."""
         return {path for path, _, _ in self.files}
 
 

@@ -338,7 +338,7 @@ def require_intact_for_spark(spark: SparkSession, paths: Sequence[str]) -> None:
 
 
 def _with_digests(spark: SparkSession, paths: Sequence[str]) -> list[str]:
-    """Returns the names of files that Spark's JVM has written (storage.file_digests.named)."""
+    """Returns the paths of files that Spark's JVM has written, each followed by the digest of the file."""
     digests = map_files(spark, digest_of_file, paths)
     return [named(path, digest) for path, digest in zip(paths, digests, strict=True)]
 
@@ -513,7 +513,7 @@ def with_footer(name: str) -> str:
 
 
 def _unpacked(footer: str) -> Description:
-    """Returns the description of a footer, from the text that `with_footer` added to a name."""
+    """Returns the description of a Parquet footer that `with_footer` added to the file's name as text."""
     columns, rows, size, groups, bounds = json.loads(zlib.decompress(base64.urlsafe_b64decode(footer)))
     statistics = {column: tuple(values) for column, values in bounds.items()}
     return tuple((name, kind) for name, kind in columns), rows, size, tuple(groups), statistics

@@ -43,7 +43,7 @@ _SILENCE_S = 90.0
 
 @dataclass(frozen=True)
 class Channel:
-    """The address where the driver listens, and the token that a sender must send first."""
+    """The address where the driver listens for progress, and the token that a sender must send first."""
 
     host: str
     port: int
@@ -181,7 +181,7 @@ class Reporter:
         self._thread.join(timeout=_TIMEOUT_S)
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
-        """Queues an entry; drops it if the queue is full."""
+        """Queues a history entry that is sent to the driver; drops it if the queue is full."""
         self._put(dict(entry))
 
     def _put(self, entry: Mapping[str, Any] | None) -> None:
@@ -202,7 +202,7 @@ class Reporter:
             log.info("progress is no longer sent to the driver: %s", error)
 
     def _next(self) -> Mapping[str, Any] | None:
-        """Returns the next entry, an empty mapping if none comes in time, or None at the end."""
+        """Returns the next entry to send, an empty mapping if none comes in time, or None at the end."""
         try:
             return self._entries.get(timeout=_HEARTBEAT_S)
         except queue.Empty:

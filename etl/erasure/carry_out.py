@@ -150,18 +150,18 @@ def read_record(lake: LakePaths, run_date: str, users: UsersToErase) -> Record:
 
 
 def read_records(lake: LakePaths) -> list[Record]:
-    """Returns all records of a lake, by date."""
+    """Returns the records of all erasures in a lake, by run date."""
     names = [info.base_name for info in file_io.list_files(lake.erasures) if info.is_file]
     return [_read(f"{lake.erasures}/{name}") for name in names if name != _USERS and name.endswith(".json")]
 
 
 def write_record(lake: LakePaths, record: Record) -> None:
-    """Writes a record, and replaces the record of an earlier attempt."""
+    """Writes the record of an erasure, and replaces the record of an earlier attempt."""
     file_io.replace_json(record_path(lake, record), format_versions.ERASURE.stamp(asdict(record)))
 
 
 def record_path(lake: LakePaths, record: Record) -> str:
-    """Returns the path of a record."""
+    """Returns the path of the file with the record of an erasure."""
     return f"{lake.erasures}/{record.name}.json"
 
 
@@ -327,7 +327,7 @@ def _emptied(manifest: Manifest) -> Manifest:
 
 
 def _publish(rows: UserRows, manifest: Manifest) -> None:
-    """Writes the changed files under new names, and publishes them with the unchanged files."""
+    """Writes the files that the erasure changes under new names, and publishes them with the other files."""
     partition, attempt = rows.published.partition, new_attempt(rows.published.partition)
     labels: dict[str, str | None] = {}
     for entry in rows.published.manifest.files:

@@ -184,14 +184,14 @@ class UsersToErase:
         )
 
     def are_in(self, values: pa.ChunkedArray) -> np.ndarray:
-        """Returns which of n ids (string or int64, with nulls) belong to the users: (n,) bool."""
+        """Returns which of n ids (string or int64, with nulls) belong to users to erase: (n,) bool."""
         texts = values if pa.types.is_string(values.type) else values.cast(pa.string())
         matched = pc.is_in(texts, value_set=pa.array(sorted(self.ids), pa.string()))
         return np.asarray(matched.combine_chunks().to_numpy(zero_copy_only=False), bool)
 
     @property
     def integers(self) -> frozenset[str]:
-        """Returns the ids that are integers, without leading zeros: `7` for `00007`."""
+        """Returns those ids of the users that are integers, without leading zeros: `7` for `00007`."""
         return frozenset(number for user in self.ids if (number := integer_text(user)) is not None)
 
     def have_integers(self, texts: pa.ChunkedArray) -> np.ndarray:

@@ -261,7 +261,7 @@ def _logged_rows(matched: UserRows, config: Config) -> int:
 
 
 def _removed_by_day(rows: Mapping[str, UserRows], logged: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """Returns, by (day, digest of the raw log), how many feature rows of the users come from the log."""
+    """Returns, by (day, digest of the raw log), how many feature rows of the users are not negatives."""
     removed: dict[tuple[str, str], int] = {}
     for path, matched in rows.items():
         if matched.published.kind == FEATURES:
@@ -322,7 +322,7 @@ def _draft(
         unused = removed.get(_day_of(published), 0)
         manifest = replace(manifest, dropped=_dropped(manifest.dropped, matched, unused))
         misdated = Misdated.from_facts(manifest.facts)
-        if unused and misdated and misdated.rows:  # No table says how many of them are removed.
+        if unused and misdated and misdated.rows:  # How many misdated rows are removed is unknown.
             facts = {name: value for name, value in manifest.facts.items() if name != MISDATED}
             manifest = replace(manifest, facts=facts)
     return manifest
@@ -447,12 +447,12 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
 # a feature partition with an old digest.
 
 DATASETS, LAST_CLICKS = "datasets", "last_clicks"
-_MAX_PASSES = 50  # exceeds the length of any chain in which each partition is an input of the next
+_MAX_PASSES = 50  # longer than any chain of partitions in which each is an input of the next
 Clicks = Mapping[tuple[str, str, str | None], int]
 
 
 class DigestChanges:
-    """Maps old digests to new digests, including the digests in the record of an erasure that was killed."""
+    """Maps old digests of partitions to the new ones, including those that a killed erasure has recorded."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
         self.changes = dict(known)

@@ -33,7 +33,8 @@ from etl.workflow.raw_values import column_types, raw_values, require_columns
 from storage.feature_spec import LABEL, FeatureSpec
 from storage.manifest import digest_of
 
-# The digest of every version contains this number. Increase it if the meaning of an operator changes.
+# The digest of every workflow version contains this number. Increase it if the meaning of an operator
+# changes.
 _FORMAT = 1
 
 
@@ -354,7 +355,7 @@ class MemoryTables(LocalTables):
         return self._lookup(f"{VOCABULARY}/{name}", entries["value"]), entries["id"].to_numpy()
 
     def keyed(self, name: str) -> tuple[Lookup, pa.Table]:
-        """Returns the `Lookup` of a table's column `key`, and the table."""
+        """Returns a `Lookup` that finds the row with a key in the table `name`, and this table."""
         table = self.keyed_tables[name]
         return self._lookup(name, table[KEY]), table
 

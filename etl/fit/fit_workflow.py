@@ -213,7 +213,8 @@ def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgres
 # The functions below compute the version of a workflow, a digest of everything that a fit depends on. They
 # also check whether an existing workflow can be extended.
 
-# This number is part of every version's digest. Increase it if the meaning of an operator changes.
+# This number is part of the digest of every workflow version. Increase it if the meaning of an operator
+# changes.
 FORMAT = 2
 
 

@@ -102,7 +102,7 @@ def _advance(fitted: list[int], groups: Sequence[ChainSteps]) -> None:
 
 
 def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> list[ChainSteps]:
-    """Returns, for each chain, the next steps that need no statistics to be fitted, or to be reused."""
+    """Returns, for each chain, the next steps that can be fitted or reused without statistics."""
 
     def is_ready(step: Step) -> bool:
         need = step.operator.needs
@@ -281,7 +281,7 @@ def fit_rounds(
 
 
 def fit_without_statistics(progress: ChainProgress, step: Step) -> None:
-    """Fits a step that needs no statistics. The workflow is new, so there is no parent to reuse."""
+    """Fits a step that needs no statistics, in a new workflow, which extends no earlier version."""
     progress.add(step.operator.fit(step, Statistics(cardinality=progress.cardinality(step))))
 
 

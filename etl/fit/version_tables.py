@@ -78,7 +78,7 @@ class VersionTables:
         self.publish_files([f"{attempt}/{written.rsplit('/', 1)[1]}"], name)
 
     def copy_from_parent(self, name: str) -> None:
-        """Publishes a copy of the parent's table in the new version, unless it is already published there."""
+        """Publishes a copy of the parent version's table in the new version, unless it is already there."""
         if name in self.rows:
             return
         manifest = read_manifest(self._of_parent(name))
@@ -159,14 +159,14 @@ def _copy(source: str, target: str) -> str:
 # Each task sorts the keys of its rows. Ranges of keys are chosen from a sample of the keys of all tasks. So
 # the files of the merged ranges form one sorted table, and no task needs all keys.
 
-# Approximate number of rows of a range. One task merges a range.
+# Approximate number of rows in a range of keys. One task merges the rows of a range.
 _RANGE_ROWS = 2_000_000
 
 # Number of rows of a row group in a file of partial statistics. A task reads only the row groups with keys of
 # its range.
 _GROUP_ROWS = 65_536
 
-# Number of keys in the sample of each file.
+# Approximate number of keys that are sampled from each file of partial statistics.
 _SAMPLED_KEYS = 512
 
 # A task buffers at least this number of rows of partial statistics before it merges them.
@@ -181,12 +181,12 @@ class KeyRange:
     end: str | None = None
 
     def overlaps(self, least: str, most: str) -> bool:
-        """Returns whether keys between `least` and `most`, inclusive, may be in the range."""
+        """Returns whether this range may contain a key between `least` and `most`, inclusive."""
         # Python compares strings by code points. UTF-8 bytes have the same order.
         return (self.first is None or most >= self.first) and (self.end is None or least < self.end)
 
     def select(self, table: pa.Table) -> pa.Table:
-        """Returns the rows with a key in the range."""
+        """Returns the rows of a table whose key is in this range."""
         if self.first is not None:
             table = table.filter(pc.greater_equal(table[KEY], self.first))
         return table if self.end is None else table.filter(pc.less(table[KEY], self.end))

@@ -360,7 +360,7 @@ def labels_of_numbers(columns: Sequence[SampledColumn]) -> list[LabelGuess]:
 
 
 def _label_of_numbers(columns: Sequence[SampledColumn], pattern: re.Pattern[str]) -> LabelGuess | None:
-    """Returns the label in the first column of numbers or flags whose name and values fit."""
+    """Returns a guess for the label: the first column whose name matches `pattern` and whose values fit."""
     for column in columns:
         if (
             pattern.search(column.source)
@@ -377,7 +377,7 @@ def _label_of_numbers(columns: Sequence[SampledColumn], pattern: re.Pattern[str]
 
 
 def _answers_in(column: SampledColumn) -> LabelGuess | None:
-    """Returns the label in a column with two strings, one of them in NO_TEXTS, such as `ja` and `nein`."""
+    """Returns a guess for the label from a column with two strings, such as `ja` and `nein` (in NO_TEXTS)."""
     if column.type != "string" or column.distinct != 2:
         return None
     texts = sorted(pc.unique(column.values.drop_null().combine_chunks()).to_pylist())
@@ -660,7 +660,7 @@ def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
 
 
 def _sold_out_in(column: SampledColumn) -> StockGuess | None:
-    """Returns the guess for a column named like `sold_out`; None if it has no strings such as `true`."""
+    """Returns what a column named like `sold_out` says about stock; None without strings such as `true`."""
     if not pa.types.is_string(column.values.type) or column.distinct > _MOST_EVENTS:
         return None
     texts = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
@@ -669,7 +669,7 @@ def _sold_out_in(column: SampledColumn) -> StockGuess | None:
 
 
 def _stock_in(column: SampledColumn) -> StockGuess | None:
-    """Returns the guess for a column whose name means in stock; None if its values do not fit."""
+    """Returns what a column named like `in_stock` says about stock; None if its values do not fit."""
     if column.type == "string" and column.distinct <= _MOST_EVENTS:
         texts = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
         sold_out = tuple(sorted(text for text in texts if _SOLD_OUT.fullmatch(text)))

@@ -559,7 +559,8 @@ def _leaves(prefix: tuple[str, ...], row: dict[str, object]) -> Iterable[tuple[t
 def _json_column(values: list[object]) -> pa.Array:
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # Several types, or numbers beyond 64 bits.
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        # The values have several types, or are numbers beyond 64 bits.
         return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 

@@ -104,7 +104,7 @@ def _files(location: str) -> tuple[str, ...]:
 
 
 def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
-    """Returns the files with a common pattern, which has `{date}` in place of the day in their names."""
+    """Returns the files with their common path pattern, in which `{date}` stands for the day."""
     days = sorted({day for name in files if (day := day_of_file(name)) is not None})
     if has_date(location):
         return RawPath(location, files, tuple(days))

@@ -49,7 +49,7 @@ class ItemTitle:
 
 
 def title_columns(config: Config) -> dict[str, str]:
-    """Returns the columns of the table of items for `title` and `image`, if they are configured."""
+    """Maps `title` and `image` to their columns in the table of items, if these are configured."""
     items = config.items
     named = {TITLE: items.title, IMAGE: items.image} if items and config.keys else {}
     return {name: column for name, column in named.items() if column is not None}

@@ -158,7 +158,7 @@ class LatestValues:
 
     @property
     def digest(self) -> str:
-        """Returns a digest of everything on which the values depend."""
+        """Returns a digest of everything on which the last values depend."""
         return digest_of([self.tables.plan.methods, self.tables.digest_before(self.day_after)])
 
     def join(self, rows: Rows) -> Rows:
@@ -535,7 +535,7 @@ def features_of_history(plan: FeaturePlan, workflow: FittedWorkflow, columns: Se
 
 
 def features_of_values(plan: FeaturePlan, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
-    """Returns the features among `columns` that are computed from the last values of items."""
+    """Returns the features among `columns` that are computed from items' last values, such as prices."""
     values = plan.config.last_values
     return _computed_from(tuple(values.new_columns) if values else (), workflow, columns)
 

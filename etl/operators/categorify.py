@@ -63,7 +63,7 @@ class FittedCategorify(Fitted):
     def _apply_lists(
         self, rows: DataFrame, value: Column, tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Computes the ids of each distinct list once, and joins them to the rows by the list as text."""
+        """Computes each distinct list's ids once, and joins them to rows by a string made of the list."""
         key, ids = f"{tag}list", f"{tag}ids"
         # The string begins with the size of the list. Otherwise, an empty list and a list of one empty string
         # would have the same string.

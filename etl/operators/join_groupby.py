@@ -135,7 +135,7 @@ class JoinGroupby(Operator):
             measures |= {
                 f"{column}_rows": F.count(value).cast("double"),
                 f"{column}_sum": exact_sum(value),
-                # -0.0 becomes 0.0. Otherwise, the order of rows could decide which of the two is the result.
+                # Replace -0.0 by 0.0. Otherwise, the order of rows could decide which of these is the result.
                 f"{column}_min": F.min(value) + F.lit(0.0),
                 f"{column}_max": F.max(value) + F.lit(0.0),
             }

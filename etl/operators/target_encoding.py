@@ -102,7 +102,7 @@ class FittedTargetEncoding(KeyedFitted):
     def compute_training(
         self, values: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray
     ) -> list[pa.Array]:
-        """Returns the out-of-fold means of rows on which the step was fitted."""
+        """Returns the out-of-fold means of the target for rows on which the step was fitted."""
         of = self.look_up(values, tables)
         folds = folds_of(row_ids, self.folds)
         totals, no_total = as_doubles(of("sum"))

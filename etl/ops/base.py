@@ -406,7 +406,7 @@ class Operator(Parameters, ABC):
         return {}
 
     def group_statistics(self, parts: GroupParts) -> dict[str, pa.Array]:
-        """Returns the statistics of `groups`, from the merged parts of all training rows."""
+        """Computes the statistics of `groups` from the merged partial statistics of all training rows."""
         raise self._not_in_memory()
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -571,7 +571,7 @@ class RowChanger(FrameOperator):
 
     @abstractmethod
     def apply(self, rows: DataFrame) -> DataFrame:
-        """Returns the rows after the operator."""
+        """Applies the operator to a Spark frame of rows, and returns the resulting rows."""
 
     def apply_table(self, rows: pa.Table) -> pa.Table:
         """Returns the rows after the operator.

@@ -35,7 +35,7 @@ def workflow_table(lake: LakePaths, version: str, name: str) -> Partition:
 
 
 def vocabulary_key(name: str) -> str:
-    """Returns the key in `Tables.rows` for the number of values of a vocabulary."""
+    """Returns the key under which `Tables.rows` has the number of values of a vocabulary."""
     return f"{VOCABULARY}/{name}"
 
 

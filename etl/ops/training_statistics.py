@@ -121,7 +121,7 @@ class MergeableStatistic(ABC):
 
     @abstractmethod
     def merge(self, first: bytes, second: bytes) -> bytes:
-        """Returns the state of all values that the two states cover."""
+        """Merges the states of two sets of values into the state of both sets together."""
 
     @abstractmethod
     def result(self, state: bytes) -> Any:
@@ -296,7 +296,7 @@ def doubles_of_sums(sums: np.ndarray) -> pa.Array:
 
 
 def _normalised(limbs: np.ndarray) -> np.ndarray:
-    """Returns sums as 5 limbs, (size, 5). The first four limbs have 31 bits and are not negative."""
+    """Returns sums as (size, 5) integers (limbs). The first four of each have 31 bits and no sign."""
     wide = np.zeros((len(limbs), _ALL_LIMBS), np.int64)
     wide[:, : limbs.shape[1]] = limbs
     for index in range(_ALL_LIMBS - 1):
@@ -344,14 +344,14 @@ class GroupParts:
         )
 
     def to_arrays(self) -> dict[str, pa.Array]:
-        """Returns the parts as columns: arrays of `size` values, by name."""
+        """Returns the statistics as columns: arrays of `size` values, by name."""
         arrays = {f"s/{n}/{i}": pa.array(v[:, i]) for n, v in self.sums.items() for i in range(v.shape[1])}
         arrays |= {f"l/{name}": pa.array(values) for name, values in self.least.items()}
         return arrays | {f"m/{name}": pa.array(values) for name, values in self.most.items()}
 
     @classmethod
     def from_table(cls, table: pa.Table) -> GroupParts:
-        """Returns the parts from a table with the columns of `to_arrays`. Other columns are ignored."""
+        """Creates the object from a table with the columns of `to_arrays`. Other columns are ignored."""
         numbers = {name: table[name].to_numpy() for name in table.column_names if name[1:2] == "/"}
         sums: dict[str, list[np.ndarray]] = {}
         for column in (name for name in numbers if name.startswith("s/")):

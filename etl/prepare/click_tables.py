@@ -122,7 +122,7 @@ class ClickTables:
         return ClickFiles(tuple(tuple(files) for files in paths), columns, self.history.length)
 
     def digest_before(self, day: str) -> str:
-        """Returns a digest of everything that `before` reads."""
+        """Returns a digest of everything that the method `before` reads for this day."""
         return combined_digest((manifest.digest for manifest in self._days(day)), self.lake.recorder)
 
     def _days(self, day: str) -> list[Manifest]:

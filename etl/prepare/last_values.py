@@ -92,7 +92,7 @@ class ValueTables:
         return self._without_places(self._merged_frames(manifests))
 
     def digest_before(self, day: str) -> str:
-        """Returns a digest of everything that `before` reads."""
+        """Returns a digest of everything that the method `before` reads for this day."""
         return combined_digest((manifest.digest for manifest in self._days(day)), self.lake.recorder)
 
     def _days(self, day: str) -> list[Manifest]:
@@ -113,7 +113,7 @@ class ValueTables:
         return pa.schema(list(fields.items()))
 
     def _without_places(self, rows: Rows) -> Rows:
-        """Leaves out the columns with places of events (_PLACE), and those with times if the log has none."""
+        """Leaves out columns that only order events with equal times, and times if the log has none."""
         times = [_TIME + name for name in self.names] if self.timed else []
         kept = [ITEM_KEY, *self.names, *times]
         return rows.select(kept) if isinstance(rows, pa.Table) else rows.select(*map(_column, kept))
@@ -170,7 +170,7 @@ class ValueTables:
 
 
 def value_tables(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ValueTables | None:
-    """Returns the reader of last values; None without the section `last_values`."""
+    """Returns the reader of items' last values, such as prices; None without the section `last_values`."""
     settings = plan.config.last_values
     return None if settings is None else ValueTables(workers, plan, settings, lake)
 

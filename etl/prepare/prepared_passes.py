@@ -106,7 +106,7 @@ def earlier_digests(
 
 
 class PreparedPasses(ABC):
-    """The passes of one run of build_features over days whose rows need a preparation."""
+    """The passes of a build_features run over days whose rows need histories, joins or other changes."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class PreparedPasses(ABC):
         """
         self._workers, self._plan, self._lake = workers, plan, lake
         self._earlier_digests = earlier
-        self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # Keys: (date, digest of raw log).
+        self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # The keys are (date, digest of raw log).
         self._kept: set[str] = set()  # The days that were passed to `keep_tables`.
 
     def keep_tables(self, days: Collection[str]) -> None:
@@ -251,7 +251,7 @@ class PreparedPasses(ABC):
         return self._lake.prepared(self._plan.config.name).partition(dt)
 
     def _columns(self) -> tuple[str, ...]:
-        """Returns the columns of prepared files."""
+        """Returns the columns of the files with prepared rows."""
         read = {name for chain in self._plan.chains for name in chain.inputs}
         read |= {
             name for chain in self._plan.chains for step in chain.steps for name in step.operator.reads()
@@ -583,7 +583,7 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
     if not plan.is_divided:
         first = date.fromisoformat(first_day) - timedelta(days=plan.config.days_before)
         first_day = first.isoformat()
-    unrecorded = LakePaths(lake.root)  # this object does not record manifests as inputs of the run
+    unrecorded = LakePaths(lake.root)  # reads through this object are not recorded as inputs of the run
     for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(plan.config.name))):
         for dt in written_dates(table):
             partition = table.partition(dt)
@@ -601,7 +601,7 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
                         first_day,
                     )
                     remove(partition, grace_hours)
-            except (OSError, DataError) as error:  # for example, because another job deletes the same day
+            except (OSError, DataError) as error:  # for example, another job has deleted the same day
                 log.warning(
                     "the %s rows of %s cannot be deleted; the next run tries again: %s", kind, dt, error
                 )

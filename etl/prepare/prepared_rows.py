@@ -147,7 +147,11 @@ def _by_cuts(rows: pa.Table, cuts: Cuts | None) -> np.ndarray:
 
 
 def _leave_last_out(rows: pa.Table) -> np.ndarray:
-    """Returns the index of each row's split, shape (n,)."""
+    """Returns the index of each row's split, (n,): test from the user's last positive row on.
+
+    Rows before it, from the user's second last positive row on, are validation rows. All others are train
+    rows.
+    """
     users, _ = codes_of(rows.column(USER_KEY))
     times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in rows.column_names else []
     order = np.lexsort((integers_of(rows.column(ROW_ID)), *times, users))
@@ -420,7 +424,7 @@ def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first:
 
 
 def _slots(pairs: np.ndarray, bits: int) -> np.ndarray:
-    """Returns a hash of each pair, with `bits` bits. The factor is 2**64 / golden ratio (Knuth)."""
+    """Hashes numbers of pairs (user, item) to `bits` bits. The factor is 2**64 / golden ratio (Knuth)."""
     return (pairs.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits)
 
 

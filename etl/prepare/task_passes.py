@@ -72,7 +72,7 @@ _ARROW_TYPES = {
 
 
 class TaskPasses(PreparedPasses):
-    """The passes of a run in which tasks of this machine prepare the rows."""
+    """The passes of a build_features run in which tasks on this machine prepare the rows, without Spark."""
 
     def __init__(self, workers: LocalWorkers, plan: FeaturePlan, lake: LakePaths) -> None:
         """Creates the passes.
@@ -238,7 +238,7 @@ class TaskPasses(PreparedPasses):
         return inputs
 
     def _cuts(self, tasks: Sequence[BucketTask], preparation: Preparation) -> dict[int, Cuts | None]:
-        """Returns the times at which the splits of days end, by the index of the day."""
+        """Returns, by index of the day, the times at which its train and its validation split end."""
         counted = times_of(self._workers, tasks, preparation)
         days = counted["day"].to_numpy()
         cuts = {}
@@ -264,7 +264,7 @@ class TaskPasses(PreparedPasses):
         return self._saved[known]
 
     def _saved_values(self, day: str) -> str | None:
-        """Returns the path of a file with the last values before a day; None without `last_values`."""
+        """Returns the path of a file with items' last values before a day; None without `last_values`."""
         if self._values is None:
             return None
         rows = self._values.before(day)

@@ -448,7 +448,7 @@ class MissingRows:
 
     @property
     def share(self) -> float | None:
-        """Returns the share of users or items without a row; None if the log has no user or item."""
+        """Returns the share of users or items without a row in their table; None if the log has none."""
         return share(self.without_row, self.in_log)
 
     def to_facts(self) -> dict[str, Any]:
@@ -462,7 +462,7 @@ class MissingRows:
 
 
 def check_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list[Finding]:
-    """Returns findings for the shares of users and of items without a row, if they are above a limit."""
+    """Returns findings for the shares of users and items that lack a row in their table, if above a limit."""
     figures = [
         LimitedFigure(
             rows.check,
@@ -505,7 +505,7 @@ def require_rows(quality: Quality, missing: Sequence[MissingRows], paths: Mappin
 
 
 def log_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list[Finding]:
-    """Logs the shares of users and of items without a row, if they are above a limit. Returns findings."""
+    """Logs and returns the findings of `check_missing_rows` about users and items without a row."""
     findings = check_missing_rows(quality, missing)
     for finding in findings:
         log.warning(

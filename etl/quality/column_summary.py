@@ -189,8 +189,8 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
         highs, lows = int((high * of_places).sum()), int((low * of_places).sum())
         shift = exponent - 53 + 1074
         units = (highs << 31) + lows
-        # frexp normalizes subnormal numbers. Their significands then end with zeros, and only these zeros are
-        # shifted out.
+        # frexp normalizes subnormal numbers. The significands of these numbers then end with zeros, and only
+        # these zeros are shifted out.
         total += units << shift if shift >= 0 else units >> -shift
     return total
 

@@ -60,7 +60,7 @@ class DayCounts:
 
 
 def misdated_rows(counts: Iterable[DayCounts]) -> int | None:
-    """Returns the total of the counts `misdated` of some days; None if no day has this count."""
+    """Returns how many rows of some days have a time outside their day; None if they were not counted."""
     known = [day.misdated.rows for day in counts if day.misdated is not None]
     return sum(known) if known else None
 
@@ -154,7 +154,8 @@ def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool
     event_time, misdated, quality = plan.config.log.event_time, counts.misdated, plan.config.quality
     if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:
         return
-    # An earlier release erased users without changing `misdated`, so it may exceed the rows that remain.
+    # An earlier release erased users without changing the count `misdated`, so this count may exceed the
+    # number of rows that remain.
     if misdated.rows > counts.good:
         return
     share = misdated.rows / counts.good

@@ -342,14 +342,14 @@ def _typed(value: str | Number, kind: Type) -> str | Number:
 
 
 def compared_days(pieces: Sequence[SplitOfDay]) -> tuple[list[SplitOfDay], SplitOfDay]:
-    """Returns the pieces of the train days, and the last test day's piece to compare with them."""
+    """Returns what is compared: the rows of each train day, and the rows of the last test day."""
     train = [piece for piece in pieces if piece.split == "train"]
     return train, [piece for piece in pieces if piece.split == "test"][-1]
 
 
 @dataclass(frozen=True)
 class _Target:
-    """A piece, the partition of its profile, and the digests of all inputs of the profile."""
+    """A day's rows in one split, the partition of their profile, and the digests of the profile's inputs."""
 
     piece: SplitOfDay
     partition: Partition
@@ -363,7 +363,7 @@ def _partition(plan: FeaturePlan, lake: LakePaths, piece: SplitOfDay) -> Partiti
 def _inputs(
     plan: FeaturePlan, piece: SplitOfDay, columns: Sequence[CountedColumn], counted: CountedDays
 ) -> dict[str, str]:
-    """Returns the digest of each input of a profile, by the name of the input."""
+    """Returns the digest of each input of a day's profile, by the name of the input."""
     kinds = [[column.name, column.kind] for column in columns]
     split = config_digest(plan.config, "split") if piece.cut else ""
     return {
@@ -381,7 +381,7 @@ def _publish_counted(
     columns: Sequence[CountedColumn],
     summaries_of_days: Sequence[Mapping[str, ColumnSummary]],
 ) -> dict[Partition, Manifest]:
-    """Publishes the missing profiles, whose figures are the summaries of their columns."""
+    """Publishes the missing profiles of days. Their figures are the summaries of the days' columns."""
     kinds = {column.name: column.kind for column in columns}
     return {
         target.partition: publish_facts(

@@ -97,7 +97,7 @@ class ErasedList:
 
 
 def _until(days: Mapping[str, str], day: str | None) -> frozenset[str]:
-    """Returns the digests whose last day is not before `day`; all digests if `day` is None."""
+    """Returns the digests of users (keys of `days`) whose last day is `day` or later; all without a `day`."""
     return frozenset(digest for digest, last in days.items() if day is None or day <= last)
 
 

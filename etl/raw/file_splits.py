@@ -24,8 +24,8 @@ _LONGEST_LINE_BYTES = 64 * 2**20
 # A block has at most this number of lines, because readers need memory for each line. A block of 64 MiB has
 # fewer lines if their mean length is 32 bytes or more.
 _MOST_LINES = 1 << 21
-# A compressed file may always become this large, because a small file of equal lines can be compressed very
-# strongly.
+# Every compressed file may be decompressed to this size, because even a small file of equal lines can be
+# compressed very strongly.
 ALWAYS_ALLOWED_BYTES = 256 * 2**20
 _PIECE_BYTES = 1 << 19  # Number of bytes that are decompressed at once. They fit into the cache.
 _READ_AHEAD_BYTES = 1 << 14  # Number of bytes to read after a split, because its last line may end there.

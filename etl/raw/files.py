@@ -298,7 +298,7 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
 
 
 def _digest_of_deleted(mask: list[bool]) -> str:
-    """Returns `DeltaFile.deleted` of a file with a mask of kept rows."""
+    """Returns a digest of the indices of the rows that a mask does not keep; empty if it keeps all."""
     rows = np.flatnonzero(~np.asarray(mask, bool)).astype("<i8")
     return sha256(rows.tobytes()).hexdigest()[:16] if len(rows) else ""
 
@@ -542,7 +542,7 @@ def _require_no_lost_entries(pattern: str, bases: Sequence[str], name: str, *, i
 def _problem_of(entry: os.DirEntry[str], name: str, *, is_file: bool) -> str | None:
     try:
         is_folder, is_regular = entry.is_dir(), entry.is_file()
-    except OSError:  # a loop of symbolic links
+    except OSError:  # the entry is in a loop of symbolic links
         is_folder = is_regular = False
     if not is_folder and not is_regular and entry.is_symlink() and not os.path.exists(entry.path):
         return f"is a symbolic link to {os.readlink(entry.path)!r}, which does not exist"

@@ -109,7 +109,7 @@ def _settings(table: RawTable) -> dict[str, Any]:
 
 
 def _earlier_settings(table: RawTable) -> dict[str, Any]:
-    """Returns the settings of a table, without unset keys that did not exist in the earlier release."""
+    """Returns a table's settings as an earlier release had them: without unset keys that are newer."""
     settings = _settings(table)
     if table.null_values == [""]:
         del settings["null_values"]
@@ -214,7 +214,7 @@ class StoredDays:
 def click_days(
     config: Config, history: History, lake: LakePaths, day: str, publish: Publish
 ) -> list[Manifest]:
-    """Returns the manifests of the usable days of `last_clicks` before `day` (StoredDays.before)."""
+    """Returns the manifests of the table `last_clicks` for usable days before `day` (StoredDays.before)."""
     method = ("history", f"{METHOD}, {history.length}")
     stored = StoredDays(lake.last_clicks, history.days or 0, method, ("clicks", "histories"))
     return stored.before(config, day, publish)

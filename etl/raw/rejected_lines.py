@@ -30,7 +30,7 @@ from etl.raw import row_rules, text_values
 from etl.raw.file_columns import common_header
 
 _SHOWN = 100  # Maximum number of characters of a value or line in a message.
-_MOST_VALUES = 5  # Maximum number of values of one reason in a message.
+_MOST_VALUES = 5  # A message shows at most this number of values that were rejected for the same reason.
 _IS_NOT = {
     "integer": "is not an integer of 64 bits",
     "number": "is not a number within the range of float32",

@@ -326,7 +326,7 @@ def _split_number(rows: DataFrame) -> Column:
 
 
 def _visible_items(items: DataFrame) -> Column:
-    """Returns an expression for the number of items in the split `_since` of a row and in earlier splits."""
+    """Returns an expression for how many items occur in a row's split (column `_since`) or before it."""
     first_seen = {row["_item_since"]: row["count"] for row in items.groupBy("_item_since").count().collect()}
     visible = list(accumulate(first_seen.get(index, 0) for index in range(len(SPLITS))))
     count = F.lit(visible[0])

@@ -172,7 +172,7 @@ def malformed_rows(values: pa.Array | pa.ChunkedArray, column: Column, time_zone
 
 
 def reason_of(column: Column) -> str:
-    """Returns the reason of rows whose value does not fit the declared type."""
+    """Returns the reason for rejecting a row whose value in `column` does not fit the declared type."""
     return f"{_REASONS.get(column.type, column.type)}:{column.name}"
 
 

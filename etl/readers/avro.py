@@ -43,7 +43,8 @@ _HEADER: Any = {
 _SPLIT_BYTES = 16 * 2**20
 _BLOCK_ROWS = 1 << 16
 _SEARCH_BYTES = 1 << 20
-_XZ_MEMORY_BYTES = 256 * 2**20  # more than xz's level 9 needs, but less than a hostile file may demand
+# Maximum memory of the xz decoder. Level 9 of xz needs less, but a hostile file may demand more.
+_XZ_MEMORY_BYTES = 256 * 2**20
 _MOST_DIGITS = 38  # largest number of digits of a decimal of 128 bits
 
 _PRIMITIVES: Mapping[str, pa.DataType] = {
@@ -313,7 +314,7 @@ def _union_type(kinds: list[Any], names: Mapping[str, Any]) -> pa.DataType:
 
 
 def _time_type(logical: str) -> pa.DataType | None:
-    """Returns the type of dates, timestamps and times of day; None for other logical types."""
+    """Returns the Arrow type for an Avro logical type of dates or times; None for other logical types."""
     if logical == "date":
         return pa.date32()
     if logical in ("time-millis", "time-micros"):

@@ -193,7 +193,7 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 # The functions below open tables of Spark's catalogue, and decide whether their rows have changed.
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_MOST_FIELDS = 2**31 - 1  # so large that the text of one of Spark's plans has the names of all fields
+_MOST_FIELDS = 2**31 - 1  # with this limit, the text of a Spark plan has the names of all fields
 # The text of a plan contains this word if the plan has a user-defined function. The code of the function may
 # change although the text of the plan stays the same.
 _FUNCTION_OF_USER = "UDF"
@@ -283,7 +283,7 @@ def with_plain_integers(rows: DataFrame, column: str) -> DataFrame:
         return rows
     text = F.col(_quoted(column))
     plain = F.regexp_replace(text, "[.]0*$", "").cast(T.DecimalType(38, 0)).cast("string")
-    is_integer = text.rlike(r"^[+-]?[0-9]{1,19}([.]0*)?\z")  # the same rule as in etl/raw/text_values.py
+    is_integer = text.rlike(r"^[+-]?[0-9]{1,19}([.]0*)?\z")  # etl/raw/text_values.py has the same rule
     return rows.withColumn(column, F.when(is_integer, plain).otherwise(text))
 
 
@@ -447,7 +447,7 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
 
 
 def _text_of(plan: Any) -> str:
-    """Returns the text of one of Spark's plans, with the names of all fields."""
+    """Returns the text of a Spark query plan, with the names of all fields."""
     return str(plan.treeString(True, False, _MOST_FIELDS, False))
 
 
@@ -465,7 +465,7 @@ def _options_of(spark: SparkSession, leaf: Any) -> list[list[str]]:
 
 
 def _reads_files(leaf: Any) -> bool:
-    """Returns whether a leaf of Spark's plan is a table of files that Spark itself reads."""
+    """Returns whether a leaf of a Spark query plan is a table of files that Spark itself reads."""
     name = leaf.getClass().getSimpleName()
     return name == "LogicalRelation" and leaf.relation().getClass().getSimpleName() == "HadoopFsRelation"
 

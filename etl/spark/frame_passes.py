@@ -198,7 +198,7 @@ class LastClicks:
         return merge_days(days, self.history.length) if days else None
 
     def digest_before(self, day: str) -> str:
-        """Returns a digest of everything that `before` reads."""
+        """Returns a digest of everything that the method `before` reads for this day."""
         return combined_digest((manifest.digest for manifest in self._days(day)), self.lake.recorder)
 
     def _days(self, day: str) -> list[Manifest]:

@@ -170,7 +170,7 @@ def keyed_frame(
 
 
 def _as_integer(key: str, table: RawTable) -> Column:
-    """Returns the integers of a key, which is an integer or a text in `table`."""
+    """Returns a key column of `table` as integers. The column contains integers or strings."""
     return F.col(key) if table.types[key] == "int" else integers_of_texts(F.col(key))
 
 

@@ -169,7 +169,7 @@ def _combine_buckets(
 
 
 def _compute(index: int, request: CountRequest, counts: Counts, folders: VocabularyFolders) -> dict[str, Any]:
-    """Returns the result of a request that is not divided into buckets."""
+    """Computes the result of a request for statistics whose values are not divided into hash buckets."""
     if request.statistic == "vocabulary":
         return write_vocabulary(index, request, merge_entries(request, counts, ALL), [], folders)
     column = request.columns[0]

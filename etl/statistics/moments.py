@@ -299,7 +299,7 @@ def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
 
 
 def _positions(weights: np.ndarray, probabilities: Sequence[float]) -> list[int]:
-    """Returns the positions of the quantiles; an empty list if there are no values."""
+    """Returns the positions of quantiles among all sorted values; an empty list if there are no values."""
     total = int(weights.sum())
     return [quantile_position(probability, total) for probability in probabilities] if total else []
 

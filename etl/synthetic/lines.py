@@ -326,7 +326,7 @@ class ImpressionCounts:
 def summarise(
     layout: LogLayout, world: ClickWorld, impressions: DrawnImpressions, damage: NDArray[np.int64]
 ) -> ImpressionCounts:
-    """Returns the counts over one block of rows."""
+    """Counts the rows, malformed rows, empty fields, clicks and ids in one block of generated rows."""
     whole = damage == WHOLE
     outcomes = np.bincount(impressions.labels[whole] * STEPS + impressions.steps[whole], minlength=2 * STEPS)
     missing = [np.count_nonzero(impressions.values[column.name][whole] == MISSING) for column in FEATURES]

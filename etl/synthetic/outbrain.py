@@ -535,7 +535,7 @@ class DisplayCounts:
 
 
 def summarise(drawn: Displays, texts: list[pa.StringArray], damage: Ints) -> DisplayCounts:
-    """Returns the counts over one block of displays."""
+    """Counts the rows, malformed rows, empty fields and clicks in one block of generated displays."""
     whole = damage == WHOLE
     steps = np.minimum((drawn.chance[whole] * STEPS).astype(np.int64), STEPS - 1)
     outcomes = np.bincount(drawn.clicked[whole] * STEPS + steps, minlength=2 * STEPS)
@@ -583,7 +583,7 @@ def display_facts(config: Generate, day: date, summary: DisplayCounts) -> dict[s
     """
     displays = int(summary.sizes.sum())
     sizes = np.arange(1, MOST_ADS + 1)
-    random_map = np.cumsum(1 / sizes) / sizes  # (MOST_ADS,) for displays of 1, 2, … ads
+    random_map = np.cumsum(1 / sizes) / sizes  # (MOST_ADS,): the mean MAP of displays of 1, 2, … ads
     malformed = dict(zip(reasons_of(OUTBRAIN), summary.malformed.tolist(), strict=True))
     return {
         "rows": summary.rows,

@@ -130,7 +130,7 @@ def _encode_task(tasks: TaskArguments[EncodeTask], encoding: Encoding, index: in
 
 
 def _encode_group(on_gpus: GpuTasks, tasks: TaskArguments[EncodeTask], encoding: Encoding, index: int) -> str:
-    """Encodes the file splits of a group, and returns the paths of the files as JSON."""
+    """Encodes the file splits of one GPU's group of tasks, and returns the paths of the new files as JSON."""
 
     def encode(task: int, on_device: FileLayout) -> str:
         return encode_file_split(tasks[task], replace(encoding, source=LogRows(on_device)))
@@ -270,7 +270,7 @@ def _rows_of_group(schema: pa.Schema, columns: Mapping[str, pa.Array]) -> int:
 
 
 def _dealt(table: pa.Table, groups: int) -> pa.Table:
-    """Distributes n rows round-robin over groups.
+    """Distributes n rows round-robin over the row groups of a file.
 
     Returns the rows 0, groups, 2 * groups, …, 1, 1 + groups, … . The columns of `table` have one chunk.
     Columns are processed one after the other. So a column stays in the cache of a processor core while its
@@ -297,7 +297,7 @@ def _dealt_column(values: pa.Array, groups: int, order: pa.Array) -> pa.Array:
 
 
 def _dealt_values(values: np.ndarray, groups: int) -> np.ndarray:
-    """Returns `values` (n,) in the order in which `_dealt` returns rows."""
+    """Returns `values` (n,) grouped by row group: the values 0, groups, 2 * groups, …, 1, 1 + groups, … ."""
     return np.concatenate([values[group::groups] for group in range(groups)])
 
 
@@ -413,7 +413,7 @@ class DeviceFeatures:
     def dealt(self, groups: int) -> dict[str, pa.Array]:
         """Looks up the features of all rows.
 
-        The rows are distributed round-robin over groups (device.columns.look_up).
+        The rows are distributed round-robin over row groups (device.columns.look_up).
         """
         if not self.tables:
             return {}

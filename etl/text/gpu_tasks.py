@@ -160,7 +160,7 @@ def _current(device: torch.device | None) -> AbstractContextManager[object]:
 
 
 def _free_memory(device: torch.device | None) -> None:
-    """Releases the memory that torch keeps on a GPU, because another process may run the next group."""
+    """Releases the GPU memory that torch keeps, because another process may run the next group of tasks."""
     import torch
 
     if device is not None and device.type == "cuda":

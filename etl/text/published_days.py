@@ -250,7 +250,7 @@ def publish_counts(
 
 
 def _lines_of_splits(parts: Sequence[CountedRows]) -> list[tuple[str, int, int]]:
-    """Returns (split, first line, line after the last one) for each split with rows in the file split."""
+    """Returns (split, first line, end) for the train, validation and test rows of a file split, if any."""
     lines: dict[str, tuple[int, int]] = {}
     for part in parts:
         first, _ = lines.get(part.split, (part.first_line, 0))

@@ -88,7 +88,7 @@ class _ScannedSplit:
 
 
 class TextPasses:
-    """The two passes over the days of one run of build_features."""
+    """The two passes of a build_features run over raw logs: one scans days, one encodes features."""
 
     def __init__(self, workers: Workers, plan: FeaturePlan, lake: LakePaths) -> None:
         self._workers, self._plan, self._lake = workers, plan, lake
@@ -355,7 +355,7 @@ class SavedRun:
     names: tuple[str, ...] = ()
 
     def within(self, parts: Sequence[tuple[Split, int, int]]) -> Iterator[tuple[Split, int, int]]:
-        """Yields (split, first line, end) for the lines of each part in this run. Skips empty parts."""
+        """Yields `parts` (split, first line, end), cut to the lines of this object, without empty ones."""
         for split, first, end in parts:
             if max(first, self.first) < min(end, self.end):
                 yield split, max(first, self.first), min(end, self.end)

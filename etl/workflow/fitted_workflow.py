@@ -206,7 +206,7 @@ def save_workflow(lake: LakePaths, workflow: LocalWorkflow, tables: Mapping[str,
 
 
 def workflow_exists(lake: LakePaths, version: str) -> bool:
-    """Returns whether a version exists and the files of its tables match their manifests."""
+    """Returns whether a workflow version exists and the files of its tables match their manifests."""
     if not file_io.exists(f"{lake.workflow(version)}/{FILE_NAME}"):
         return False
     tables = [workflow_table(lake, version, name) for name in read_version(lake, version)["tables"]]
@@ -228,13 +228,13 @@ def has_chains(lake: LakePaths, version: str) -> bool:
 
 
 def saved_versions(lake: LakePaths) -> list[str]:
-    """Returns the complete versions of a lake, in the order of their names."""
+    """Returns the names of all complete workflow versions in a lake, sorted."""
     folders = [info.base_name for info in file_io.list_files(lake.workflow("").rstrip("/"))]
     return sorted(name for name in folders if file_io.exists(f"{lake.workflow(name)}/{FILE_NAME}"))
 
 
 def read_version(lake: LakePaths, version: str) -> dict[str, Any]:
-    """Returns the JSON of a version.
+    """Returns the JSON of a workflow version.
 
     Raises:
         DataError: the version does not exist, an early release wrote it, or its file is damaged.
@@ -262,7 +262,7 @@ def read_version(lake: LakePaths, version: str) -> dict[str, Any]:
 
 
 def _require_parts(stored: dict[str, Any]) -> None:
-    """Checks the JSON of a version. Raises KeyError, TypeError or ValueError if it is damaged."""
+    """Checks the JSON of a workflow version. Raises KeyError, TypeError or ValueError if it is damaged."""
     typed(stored, tables=dict, vocabularies=dict, counted=dict, version=str, parent=(str, NoneType))
     typed(stored, latest=(int, NoneType))
     for name in stored["tables"]:
@@ -300,7 +300,7 @@ def load_local(lake: LakePaths, version: str) -> LocalWorkflow:
 
 
 def local_tables(lake: LakePaths, version: str, stored: Mapping[str, Any]) -> LocalTables:
-    """Returns the tables of a version, whose JSON is `stored`, as files that Arrow reads."""
+    """Returns the tables of a workflow version, whose JSON is `stored`, as files that Arrow reads."""
     files = {}
     for name in table_names(stored):
         partition = workflow_table(lake, version, name)
@@ -309,7 +309,7 @@ def local_tables(lake: LakePaths, version: str, stored: Mapping[str, Any]) -> Lo
 
 
 def parts_of(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the attributes of a `LocalWorkflow`, except `local`, from the JSON of a version."""
+    """Returns the attributes of a `LocalWorkflow`, except `local`, from the JSON of a workflow version."""
     return {
         "version": stored["version"],
         "parent": stored["parent"],

@@ -141,7 +141,7 @@ def _one_value(name: str, value: Any, kind: Type) -> pa.Array:
         raise ValueError(f"{name}={value!r} is not of type {kind}") from error
     if (
         kind == "float" and value is not None and not abs(value) <= FLOAT32_MAX
-    ):  # in a log, the parser rejects such numbers
+    ):  # the parser of logs also rejects numbers beyond float32
         raise ValueError(f"{name}={value!r} is outside the range of float32")
     return array
 

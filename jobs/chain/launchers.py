@@ -568,7 +568,7 @@ class _Child:
         return int(str(answer["exit_code"]))
 
     def _copy(self, log: BinaryIO | None) -> bool:
-        """Writes all output that has arrived to a log. Returns False at the end of the output."""
+        """Writes the child's output that has arrived to a log. Returns False at the end of the output."""
         while True:
             try:
                 piece = os.read(self.output, _CHUNK)

@@ -210,7 +210,7 @@ def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTab
 
 
 def _name_of(location: str) -> str:
-    """Returns the name of the file without its date; if it is too general, that of the nearest folder."""
+    """Returns a name for the configuration: that of the log's file or, if too general, of its folder."""
     for part in reversed(PurePosixPath(without_days(location)).parts):
         plain = re.sub(r"[^a-z0-9]+", "_", part.split(".")[0].lower()).strip("_")
         if plain and plain not in _VAGUE_NAMES:
@@ -435,12 +435,12 @@ def _is_by_day(log: NewLog) -> bool:
 
 
 def _span(days: Sequence[str]) -> int:
-    """Returns the number of days from the first one to the last one."""
+    """Returns the number of days from the first to the last of some sorted days, including both."""
     return (date.fromisoformat(days[-1]) - date.fromisoformat(days[0])).days + 1
 
 
 def _last_run_date(days: Sequence[str]) -> str:
-    """Returns the last day with files whose day before also has files, because a run needs both days."""
+    """Returns the last day with files that follows another day with files, because a run needs both."""
     return next(
         (last for before, last in zip(days[-2::-1], days[:0:-1], strict=True) if _span([before, last]) == 2),
         days[-1],

@@ -149,7 +149,7 @@ class NewConfig:
     inactive_filter: tuple[str, dict[str, Any]] | None = None
 
     def choose(self, choice: str, reason: str) -> None:
-        """Records a choice and its reason."""
+        """Records a choice for the new configuration and its reason, which `init` prints."""
         self.reasons.append((choice, reason))
 
 
@@ -161,7 +161,7 @@ class NewLog:
         table: the log.
         user, item, time, time_of_day, group, label_column: its columns; None for roles that no column has.
         label: the column, and its values, that make a row a click.
-        outcomes: for each column that seems to be known only after the click, the reason as a clause.
+        outcomes: for each column that seems to be known only after the click, the reason in a few words.
     """
 
     table: NewTable
@@ -233,7 +233,7 @@ def ask_for_unknown_user(log: NewLog, questions: Questions) -> None:
 
 
 def outcome_in(column: SampledColumn, label: LabelGuess) -> str | None:
-    """Returns, as a clause, why a column seems to be known only after the click; None if it does not.
+    """Returns in a few words why a column seems to be known only after the click; None if it does not.
 
     The values of such a column, such as the time that a user watched a video, are not known when lists are
     made. A model that reads them learns nothing else.
@@ -419,7 +419,7 @@ def _with_column(table: NewTable, changed: NamedColumn | None) -> NewTable:
 
 
 def _roles_of(table: NewTable) -> Roles:
-    """Returns the roles of the log's columns, guessed from their names or their order."""
+    """Returns which of the log's columns are the user, the item and so on, guessed from names or order."""
     sample, columns = table.sample, [one.sampled for one in table.columns]
     if sample.has_displays:
         return roles_of_displays(columns)
@@ -429,7 +429,7 @@ def _roles_of(table: NewTable) -> Roles:
 def _possible(
     table: NewTable, roles: Roles, role: str, location: str | None, other: NamedColumn | None
 ) -> tuple[Sequence[SampledColumn], str]:
-    """Returns the columns of the log that may be the user or the item, and the reason as a clause.
+    """Returns the columns of the log that may have the ids of `role`, and the reason in a few words.
 
     First, the names of the columns are compared with usual names. This may not select exactly one column, or
     the table of users or items may lack the ids of this column. Then the function chooses the column whose
@@ -557,7 +557,7 @@ def _ask_about_item(
 
 
 def _doubt(role: str, column: SampledColumn, why: str | None) -> str | None:
-    """Returns why a column may not be the user or the item, as a clause; None if there is no doubt."""
+    """Returns in a few words why a column may not be the user or the item; None if there is no doubt."""
     if why == _BY_ID_NAME:
         return "only because its name says that it has ids"
     return doubt_of_name(column, role) if why == _BY_NAME else None
@@ -756,7 +756,7 @@ def _plausible_flag(column: SampledColumn) -> LabelGuess | None:
 
 
 def _flag_or_rating(label: LabelGuess, columns: Sequence[SampledColumn], questions: Questions) -> LabelGuess:
-    """Returns the label. Asks if the log has both a flag, such as `purchased`, and a rating."""
+    """Returns the label. If the log has a flag, such as `purchased`, and a rating, asks which one to use."""
     labels = {one.column.source: one for one in labels_of_numbers(columns) if one.column is not None}
     if len(labels) < 2 or label.column is None or label.column.source not in labels:
         return label
@@ -774,7 +774,7 @@ def _confirmed(label: LabelGuess, questions: Questions) -> LabelGuess:
 
 
 def _asked_events(columns: Sequence[SampledColumn], questions: Questions) -> LabelGuess:
-    """Returns the label of a log without a known column of events or labels."""
+    """Asks which column says what users did, and returns the label. Without one, every row is a click."""
     if not columns:
         return LabelGuess(None)
     chosen = questions.choose(

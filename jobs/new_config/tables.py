@@ -75,7 +75,7 @@ class NamedColumn:
 
     @property
     def declaration(self) -> dict[str, object]:
-        """Returns the entry of `columns`."""
+        """Returns the entry of the key `columns` that declares this column in the configuration."""
         entry: dict[str, object] = {"name": self.name}
         if self.name != self.sampled.source:
             entry["source"] = self.sampled.source
@@ -276,7 +276,7 @@ def _texts(values: pa.ChunkedArray) -> pa.Array:
 
 
 def with_arrays(error: ConfigError, sample: TableSample) -> ConfigError:
-    """Returns the error. It names a column with arrays of objects, such as the items of an order."""
+    """Returns the error. If a column has arrays of objects, such as the items of an order, adds its name."""
     arrays = [one.name for one in sample.rows.schema if _has_objects(one.type)]
     if not arrays:
         return error

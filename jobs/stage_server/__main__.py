@@ -44,7 +44,7 @@ class Request(TypedDict):
 
 
 def main() -> NoReturn:
-    """Runs the stages, and ends the process."""
+    """Runs the stages that the parent process requests, and then ends this process."""
     profile, answers = sys.argv[1], int(sys.argv[2])
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
     start_server_early()  # this server forks processes, which read the log in the first stage

@@ -282,7 +282,7 @@ def _seconds(records: Iterable[RunRecord]) -> dict[str, float]:
 
 
 def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
-    """Returns the rows per second of each job."""
+    """Returns the throughput of each job in its last run, in rows per second."""
     speeds = {}
     for job in ("build_features", "score_daily", "score_rows"):
         if job in last and last[job].seconds > 0:
@@ -293,7 +293,7 @@ def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
 
 
 def _worst_psi(config: Config, quality: Mapping[str, Any]) -> tuple[float | None, str | None]:
-    """Returns the highest PSI of a column, and its name. Columns without a limit are left out."""
+    """Returns the highest PSI of a raw column, and the column's name. Exempt columns are left out."""
     exempt = {*config.quality.exempt, *config.drawn_columns}
     indexes = [
         (column["psi"], column["name"])

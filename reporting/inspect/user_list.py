@@ -99,7 +99,7 @@ def find(lake: LakePaths, run_date: str, user: str, negatives: Negatives | None 
 
 
 def _facts_of_list(manifest: Manifest, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the attribute `facts`; during an experiment, with the versions of the user's variant."""
+    """Returns the `facts` of the lists; during an experiment, with the versions of the user's variant."""
     facts = dict(manifest.facts)
     if rows and VARIANT in rows[0]:
         if rows[0]["model_version"] != facts["model_version"]:

@@ -101,7 +101,7 @@ def _push(address: str, job: str, group: Mapping[str, str], samples: Iterable[Sa
 
 
 def run_text(record: RunRecord) -> str:
-    """Returns the metrics of the last run, in Prometheus's text format."""
+    """Returns the metrics of the run in `record`, in Prometheus's text format."""
     return generate_latest(_Gauges(_run_samples(record))).decode("utf-8")
 
 

@@ -181,7 +181,7 @@ def _ran_since(stage: Mapping[str, Any], since_s: float) -> bool:
 
 
 def _work(stage: Mapping[str, Any]) -> Work:
-    """Returns the work of one stage, in seconds and bytes."""
+    """Returns the totals of one Spark stage, such as its tasks, CPU seconds and bytes read."""
     return Work(
         tasks=stage["numCompleteTasks"] + stage["numFailedTasks"] + stage["numKilledTasks"],
         failed_tasks=stage["numFailedTasks"],
@@ -199,7 +199,7 @@ def _work(stage: Mapping[str, Any]) -> Work:
 
 
 def _stage_row(stage: Mapping[str, Any], work: Work) -> dict[str, Any]:
-    """Returns the work of one stage as a flat dictionary."""
+    """Returns the name, status, times and totals of one Spark stage as a flat dictionary."""
     began, ended = (_seconds(stage.get(name)) for name in ("submissionTime", "completionTime"))
     return {
         "stage_id": stage["stageId"],

@@ -39,7 +39,7 @@ _BATCH_ELEMENTS = 1 << 23
 _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 _ARRAY_SEED = 0x3C074A61  # seed that scala.util.hashing.MurmurHash3 uses for arrays
 _BYTE_SWAP = 0x9E3775CD9E3775CD  # multiplier of scala.util.hashing.byteswap64
-_STEPS = 4  # steps of the generator that draw one pair of uniform numbers
+_STEPS = 4  # number of the generator's steps for one pair of uniform numbers
 _MOST_PAIRS = 1 << 20  # maximum number of pairs drawn at once: 32 MiB of states
 
 Vectors = NDArray[np.float32]
@@ -62,7 +62,7 @@ class _Side:
 
     @staticmethod
     def of(rows: NDArray[np.int64], others: NDArray[np.int64], clicks: NDArray[np.float32]) -> _Side:
-        """Builds the matrix from C pairs. `rows` has the row of each pair, numbered from 0 without gaps."""
+        """Builds the matrix from C stored elements. `rows` has their row numbers, from 0 without gaps."""
         order = np.lexsort((others, rows))
         lengths = np.bincount(rows)
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -221,7 +221,7 @@ def _polar(states: Words) -> NDArray[np.float64]:
 
 
 def _states(state: int, count: int) -> Words:
-    """Returns the `count` states of the generator that follow a state."""
+    """Returns the `count` states of Spark's random generator that follow `state`."""
     states = np.array([_step(state)], np.uint64)
     # matrix[bit] is the state that the generator reaches in len(states) steps from a state with only this
     # bit.
@@ -247,7 +247,7 @@ def _table(matrix: Words) -> Words:
 
 
 def _jump(table: Words, states: Words) -> Words:
-    """Multiplies states by the bit matrix from which `_table` made this table."""
+    """Multiplies states of the random generator by the bit matrix from which `_table` made `table`."""
     jumped = np.zeros(len(states), np.uint64)
     of_bytes = states.astype("<u8").view(np.uint8).reshape(-1, 8)
     for byte in range(8):
@@ -256,7 +256,7 @@ def _jump(table: Words, states: Words) -> Words:
 
 
 def _step(state: int) -> int:
-    """Returns the next state of the generator."""
+    """Returns the state of Spark's random generator that follows `state`."""
     state ^= (state << 21) & _MASK_64
     state ^= state >> 35
     return state ^ (state << 4) & _MASK_64

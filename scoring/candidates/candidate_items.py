@@ -78,7 +78,7 @@ def available_items(items: Rows, seen: Rows | None, out_of_stock: Rows | None) -
 def _available_of_table(
     items: pa.Table, seen: pa.Table | None, out_of_stock: pa.Table | None
 ) -> tuple[pa.Table, dict[str, int]]:
-    """Implements `available_items` for tables."""
+    """Implements `available_items` for Arrow tables instead of Spark frames."""
     kept = np.ones(len(items), bool)
     dropped = {}
     for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)):

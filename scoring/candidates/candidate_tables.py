@@ -90,7 +90,7 @@ def frames_needed(config: Config) -> bool:
 
 
 def _compares_floats(config: Config, table: NotAllowed) -> bool:
-    """Returns whether a filter compares a float, as a string, with a value of another type."""
+    """Returns whether a filter compares users' and items' values as strings, and one side has floats."""
     attributes = config.candidates.user_attributes
     if table.rule == "at_least" or attributes is None:
         return False

@@ -55,7 +55,7 @@ def observed_items(
 
 
 def has_weights(rows: Rows) -> bool:
-    """Returns whether rows that candidates are computed from have weights."""
+    """Returns whether the rows of clicks, from which candidates are computed, have a column of weights."""
     return WEIGHT in (rows.column_names if isinstance(rows, pa.Table) else rows.columns)
 
 

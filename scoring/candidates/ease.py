@@ -98,7 +98,7 @@ def ease_items(
 
 
 def _weights(clicked: Rows, items: np.ndarray, l2: float, device: DeviceKind) -> Rows:
-    """Returns the weights, one row per item: item_index, and vector with the weights of all items."""
+    """Returns the item-item weights of EASE, one row per item: item_index, and vector (a weight per item)."""
     if not isinstance(clicked, pa.Table):
         weights_of = _weights_of(items, l2, device)
         pairs = item_pairs(clicked).repartition(1)

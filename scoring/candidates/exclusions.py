@@ -184,7 +184,7 @@ def exclude(
 
 
 def _exclude_known(users: Rows, known: Rows | None, known_as: str) -> Exclusions:
-    """Implements `exclude` without filters."""
+    """Implements `exclude` without filters: only the items in `known` are excluded for a user."""
     if known is None:
         return Exclusions(with_nulls(select(users, [USER_KEY]), EXCLUDED, pa.list_(pa.int32())))
     of_user = """
@@ -291,7 +291,7 @@ def _united(lists: Sequence[pa.ListArray]) -> pa.ListArray:
 
 
 def _typed_array(rule: AttributeFilter, values: pa.ChunkedArray) -> pa.Array:
-    """Converts n values for the comparison, as `_typed` does: to numbers for `at_least`, else to strings."""
+    """Converts the values that a filter compares: to numbers for `at_least`, otherwise to strings."""
     array = plain_array(values)
     return array.cast(pa.float64(), safe=False) if rule.kind == "at_least" else array.cast(pa.string())
 
@@ -326,7 +326,7 @@ def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> 
 
 
 def _typed(rule: AttributeFilter, value: Column) -> Column:
-    """Casts a value for the comparison: to a number for `at_least`, otherwise to a string."""
+    """Casts a value that a filter compares: to a number for `at_least`, otherwise to a string."""
     if rule.kind == "at_least":
         return value.cast("double")
     if rule.kind == "deny" or rule.kind == "allow":

@@ -111,7 +111,7 @@ def _delete_checkpoints(store: VectorStore) -> None:
     try:
         files.delete_dir(inner)
     except FileNotFoundError:
-        return  # only the source `als` in Spark creates the folder
+        return  # the folder exists only if the source `als` ran in Spark
     except OSError as error:
         log.warning("the folder %s could not be deleted: %s", store.checkpoints, error)
 
@@ -189,12 +189,12 @@ def histories(clicked: Rows) -> Rows:
 
 
 def no_lists(users: Rows) -> Rows:
-    """Returns an empty table or frame with the columns of `lists_from_vectors`."""
+    """Returns an empty table or frame with the columns that `lists_from_vectors` returns."""
     return LISTED.empty_table() if isinstance(users, pa.Table) else empty_lists(users.where(F.lit(False)))
 
 
 def empty_lists(users: Rows) -> Rows:
-    """Returns rows with the columns of `lists_from_vectors`, with an empty list for each user."""
+    """Returns an empty list for each user, with the columns that `lists_from_vectors` returns."""
     if isinstance(users, pa.Table):
         offsets = pa.array(np.zeros(len(users) + 1, np.int32))
         lists = [

@@ -68,7 +68,7 @@ def popular_items(exclusions: Exclusions, popular: Rows, n: int) -> Rows:
 
 
 def _popular_of_table(exclusions: Exclusions, popular: pa.Table, n: int) -> pa.Table:
-    """Implements `popular_items` for tables."""
+    """Implements `popular_items` for Arrow tables instead of Spark frames."""
     keys = [("clicks", "descending"), (ITEM_INDEX, "ascending")]
     ranking = popular.sort_by(keys).slice(0, n + exclusions.most)
     item = ranking.column(ITEM_INDEX).to_numpy()
@@ -167,14 +167,14 @@ def allowed(ranking: Column, n: int) -> Column:
     No item may occur twice in the ranking.
     """
     excluded = F.coalesce(EXCLUDED, F.array().cast("array<int>"))
-    # If x items are excluded, the n items are among the first n + x. The ranking is longer if other users
-    # have more excluded items.
+    # If x items are excluded for a user, the user's n items are among the first n + x of the ranking. The
+    # ranking is longer if other users have more excluded items.
     first = F.slice(ranking, F.lit(1), F.size(excluded) + n)
     return F.slice(F.array_except(first, excluded), 1, n)
 
 
 def _in_order() -> list[Column]:
-    """Returns two aggregate columns, ordered by `place`: the item indices (`ranking`), and their scores."""
+    """Returns aggregates that collect rows in the order of `place`: item indices (`ranking`) and scores."""
     score = F.log1p("clicks").cast("float").alias(SCORES)
     entries = F.sort_array(F.collect_list(F.struct("place", ITEM_INDEX, score)))
     return [

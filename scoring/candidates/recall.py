@@ -101,7 +101,7 @@ def measure_recall(
 
 
 def _hits_of_table(pairs: pa.Table, num_items: int) -> pa.Table:
-    """Implements `_hits` for a table."""
+    """Implements `_hits` for an Arrow table instead of a Spark frame."""
     lists = {name: pairs.column(name).combine_chunks() for name in (CANDIDATES, EXCLUDED, SOURCES)}
     known = pairs.column(ITEM_INDEX).is_valid().to_numpy()
     item = pairs.column(ITEM_INDEX).fill_null(-1).to_numpy()

@@ -355,7 +355,7 @@ def clusters_of(vectors: NDArray[np.float32]) -> NDArray[np.int32]:
         )
         means.train(vectors)
         _, nearest = faiss.knn(vectors, means.centroids, 1)
-    _, numbered = np.unique(nearest[:, 0], return_inverse=True)  # numbers only clusters that have items
+    _, numbered = np.unique(nearest[:, 0], return_inverse=True)  # gives no number to clusters without items
     return numbered.astype(np.int32)
 
 

@@ -324,6 +324,6 @@ def _load(files: tuple[str, ...]) -> Neighbours:
 
 
 def _row(matrix: csr_array, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Returns the columns and the values of the stored elements of a row."""
+    """Returns the columns and the values of the stored elements in a row of a sparse matrix."""
     of_row = slice(matrix.indptr[row], matrix.indptr[row + 1])
     return matrix.indices[of_row], matrix.data[of_row]

@@ -23,21 +23,21 @@ class SourceParameters(Protocol):
 
 
 class SimilarItems(SourceParameters, Protocol):
-    """The settings of `covisitation` and `item_knn` that similar_items.py reads."""
+    """The settings of the candidate sources `covisitation` and `item_knn` that similar_items.py reads."""
 
     clicks_per_user: int
     neighbours: int
 
 
 class EaseParameters(SourceParameters, Protocol):
-    """The settings of `ease`."""
+    """The settings of the candidate source `ease`."""
 
     l2: float
     max_items: int
 
 
 class AlsParameters(SourceParameters, Protocol):
-    """The settings of `als`."""
+    """The settings of the candidate source `als`."""
 
     rank: int
     iterations: int
@@ -47,7 +47,7 @@ class AlsParameters(SourceParameters, Protocol):
 
 
 class SearchParameters(SourceParameters, Protocol):
-    """The settings of `retrieval`."""
+    """The settings of the candidate source `retrieval`."""
 
     search: Literal["auto", "exact", "approximate"]
     probes: int

@@ -58,7 +58,7 @@ class SourceTables:
         return self.store
 
     def shown(self, window_days: int | None) -> Rows:
-        """Returns the rows of the last `window_days` days; all rows if `window_days` is None."""
+        """Returns the feature rows of the last `window_days` days; all of them if `window_days` is None."""
         return within(self.rows, window_days, self.last_day, self.time_zone)
 
     def clicks(self, window_days: int | None) -> Rows:

@@ -86,7 +86,7 @@ def unite(users: Rows, lists: Sequence[Rows], most: int | None, *, with_scores: 
 def _unite_tables(
     users: pa.Table, lists: Sequence[pa.Table], most: int | None, with_scores: bool
 ) -> pa.Table:
-    """Implements `unite` for tables."""
+    """Implements `unite` for Arrow tables instead of Spark frames."""
     keys = users.column(USER_KEY).combine_chunks()
     proposed: dict[str, pa.Array] = {}
     rows, items, sources = [], [], []

@@ -47,8 +47,8 @@ _LOG = "_delta_log"
 # Settings of a Delta table that set rules for rows. delta-rs does not check these rules for files that Spark
 # or Arrow has written.
 _RULES = re.compile(r"delta\.constraints\..*|delta\.appendOnly=true")
-# For each format, a table property and its value. They keep the lowest and highest values of columns out of
-# the table's log. These values would be ids of users, which an erasure cannot remove from the log.
+# Maps each table format to a property and its value. With it, the table's metadata do not contain the lowest
+# and highest values of columns. These would be ids of users, which an erasure cannot remove from metadata.
 _NO_BOUNDS = {
     "delta": ("delta.dataSkippingNumIndexedCols", "0"),
     "iceberg": ("write.metadata.metrics.default", "counts"),
@@ -82,12 +82,12 @@ class DayRows:
 
     @property
     def names(self) -> list[str]:
-        """Returns the names of the columns."""
+        """Returns the names of the columns, without the date column `dt`."""
         return [name for name, _ in self.columns]
 
     @property
     def all_columns(self) -> list[tuple[str, str]]:
-        """Returns the columns of the table."""
+        """Returns (name, Arrow type) of each column of the table, with the date column `dt`."""
         return [*self.columns, (DATE, _DATE_TYPE)]
 
 
@@ -136,7 +136,7 @@ class DeltaFolder:
         )
 
     def dates(self) -> list[str]:
-        """Returns the dates of the table."""
+        """Returns the dates of the table's rows, in ascending order."""
         with self._errors():
             version = current_version(self.root)
         if version is None or DATE not in version.partitions.column_names:
@@ -251,7 +251,7 @@ class DeltaFolder:
             )
 
     def _has(self, version: DeltaVersion, files: Sequence[DeltaFile], rows: Rows, day: DayRows) -> bool:
-        """Returns whether the date has exactly these rows. The caller has compared the numbers of rows."""
+        """Returns whether the table has exactly these rows for a date. The caller has compared the counts."""
         paths = [file.path for file in files]
         if any(not all(kept) for kept in kept_rows(version, set(paths)).values()):
             return False
@@ -296,7 +296,7 @@ class DeltaFolder:
         files = []
         for path in paths:
             _, number, size, *_ = describe(partition.file(path))
-            if number:  # without bounds of columns, because ids of users must not be in the log
+            if number:  # write no minimum or maximum of columns: ids of users must not be in the Delta log
                 files.append((f"{DATE}={day.dt}/{path}", number, size, json.dumps({"numRecords": number})))
         _require_rows(self.root, sum(number for _, number, _, _ in files), day)
         return files
@@ -321,7 +321,7 @@ class DeltaFolder:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Converts errors of delta-rs."""
+        """Converts errors of delta-rs in a `with` block to NightrankErrors."""
         from deltalake.exceptions import DeltaError, DeltaProtocolError
 
         try:
@@ -399,7 +399,7 @@ class CatalogueTable:
         )
 
     def dates(self) -> list[str]:
-        """Returns the dates of the table."""
+        """Returns the dates of the table's rows, in ascending order."""
         with self._errors():
             rows = self._open()
             dates = [] if rows is None else rows.select(DATE).distinct().collect()
@@ -497,7 +497,7 @@ class CatalogueTable:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Converts errors of Spark."""
+        """Converts errors of Spark in a `with` block to NightrankErrors."""
         from py4j.protocol import Py4JError
         from pyspark.errors import AnalysisException, PySparkException
 
@@ -522,7 +522,7 @@ class CatalogueTable:
 
 
 def _bounds(form: Literal["delta", "iceberg"], properties: Mapping[str, str]) -> str:
-    """Returns a clause that warns of users' ids in the metadata of a table; empty if there are none."""
+    """Returns a warning that a table's metadata may have ids of erased users; empty if they cannot."""
     name, value = _NO_BOUNDS[form]
     if properties.get(name) == value:
         return ""

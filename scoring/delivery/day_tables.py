@@ -103,15 +103,15 @@ class ServedTable(ABC):
 
     @abstractmethod
     def dates(self) -> list[str]:
-        """Returns the dates of the table, newest first."""
+        """Returns the dates of the table's rows, newest first."""
 
     @abstractmethod
     def is_served(self, date: str, digest: str, rows: int) -> bool:
-        """Returns whether the table is known to have exactly the rows of the lists with this digest."""
+        """Returns whether a delivery of these lists (by digest) is recorded, and all its rows are served."""
 
     @abstractmethod
     def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
-        """Creates a new table without an index."""
+        """Creates the table, without an index, that a delivery fills before readers see its rows."""
 
     @abstractmethod
     def replace(self, table: UnservedTable, digest: str, rows: int, keep_dates: int) -> Replaced:
@@ -213,7 +213,7 @@ class PartitionedTable(ServedTable):
     """A table with one partition for each date. The comment of a partition records its delivery."""
 
     def days(self) -> list[ServedDay]:
-        """Returns the partitions, newest first."""
+        """Returns the partitions of the served table, newest first."""
         query = """
             SELECT CAST(CAST(c.oid AS regclass) AS text),
                    CASE WHEN c.relkind = 'r' THEN pg_get_expr(c.relpartbound, c.oid) ELSE '' END,
@@ -237,7 +237,7 @@ class PartitionedTable(ServedTable):
         return bool(self.database.rows(f"SELECT 1 FROM {self.name} WHERE dt = DATE '{date}' LIMIT 1"))
 
     def is_served(self, date: str, digest: str, rows: int) -> bool:
-        """Compares the recorded digest with `digest`, and the number of rows in the partition with `rows`."""
+        """Returns whether the partition of the date has `rows` rows, and its record names this digest."""
         for day in self.days():
             if day.date == date and day.record.get("lists") == digest:
                 query = f"SELECT count(*) FROM {self.name} WHERE dt = DATE '{date}'"
@@ -372,7 +372,7 @@ class PartitionedTable(ServedTable):
 
 
 def _parsed(comment: str) -> dict[str, Any]:
-    """Returns the record in the comment of a partition; empty if the comment has no such record."""
+    """Parses the record of a delivery in a partition's comment; returns {} if there is no such record."""
     try:
         record = json.loads(comment)
     except ValueError:
@@ -460,7 +460,7 @@ class PlainTable(ServedTable):
         return _delete_users(self.database, self.name, users)
 
 
-# The code below names, locks and drops the new tables of deliveries.
+# The code below names, locks and drops the tables that deliveries fill before readers see their rows.
 
 
 @contextmanager
@@ -471,7 +471,7 @@ def new_table(served: ServedTable, date: str) -> Iterator[UnservedTable]:
     """
     database, number = served.database, uuid.uuid4().hex[:8]
     table = UnservedTable(f"{served.name}_ld_{datetime.now(UTC).strftime(_STAMP)}_{number}", date)
-    _try_lock(database, number)  # no other session has this number
+    _try_lock(database, number)  # no other session has this lock, because the number is random
     try:
         yield table
     except BaseException:
@@ -541,7 +541,7 @@ def _delete_users(database: Connection, table: str, users: Sequence[str]) -> int
 
 
 def _unserved_tables(database: Connection, target: str) -> dict[str, tuple[str, str, str]]:
-    """Maps each new table of deliveries to the kind, the time and the number in its name."""
+    """Maps each table that a delivery has filled, but not served, to kind, time and number in its name."""
     schema, _, name = target.rpartition(".")
     tables = database.rows(
         "SELECT tablename FROM pg_tables WHERE schemaname = coalesce(nullif(?, ''), current_schema())",

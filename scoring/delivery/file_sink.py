@@ -112,7 +112,7 @@ def publish_files(sink: str, path: str, lists: PublishedLists, files: Files) -> 
 def _written(
     partition: Partition, attempt: str, files: Files, lists: PublishedLists
 ) -> tuple[FileEntry, ...]:
-    """Returns the written files in the order of their names, with their counted records."""
+    """Returns the manifest's entries for the written files, ordered by name, with counted records."""
     folder = partition.file(attempt)
     sizes = {
         entry.base_name: entry.size

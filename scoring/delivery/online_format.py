@@ -35,13 +35,13 @@ POINTER = Format("pointer of a key-value store")
 # Approximate number of keys in a bucket. With this number, a table has few buckets, and each bucket is small.
 KEYS_PER_BUCKET = 1000
 
-# A field of each bucket that is not a key of the table. It lets a bucket exist before its first key is
-# written. Its value is the number of buckets of the table, which an erasure needs.
+# A field of each bucket (a hash of Redis) that is not a key of the table. It lets a bucket exist before its
+# first key is written. Its value is the number of buckets of the table, which an erasure needs.
 MARKER = "\0"
 LIST_COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 _VERSIONS = ("model_version", "workflow_version")
 _POINTER_TEXTS = ("date", *_VERSIONS, "delivered_at")
-_RANKED = "ranked"  # the reason of most entries; it is not written into values
+_RANKED = "ranked"  # the reason of most list entries, which stored lists leave out
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Pointer:
     variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """Returns the value of the pointer."""
+        """Returns the pointer as JSON text, the form in which the key-value store has it."""
         values = {name: value for name, value in asdict(self).items() if name != "variants" or value}
         return json.dumps(POINTER.stamp(values), ensure_ascii=False)
 
@@ -120,14 +120,14 @@ class Pointer:
 
 
 def _table(values: Mapping[str, Any]) -> OnlineTable:
-    """Returns a table of a pointer. Keys that a later release added are ignored."""
+    """Parses the description of one table in a pointer. Keys that a later release added are ignored."""
     columns = tuple((str(name), str(kind)) for name, kind in values["columns"])
     buckets, keys = int(values["buckets"]), int(values["keys"])
     return OnlineTable(str(values["attempt"]), str(values["digest"]), buckets, keys, columns)
 
 
 def pointer_name(prefix: str) -> str:
-    """Returns the name of the pointer."""
+    """Returns the key under which the key-value store has the pointer to the last delivery."""
     return f"{prefix}:current"
 
 
@@ -294,7 +294,7 @@ class RedisAddress:
 
 
 def redis_url(url: str) -> str:
-    """Checks the URL of a server. Raises ValueError if the text is not a URL or has unsupported parts."""
+    """Returns the URL of a Redis server. Raises ValueError if it is no URL or has unsupported parts."""
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(_RULE)
@@ -327,7 +327,7 @@ def redis_errors(address: RedisAddress) -> Iterator[None]:
 
 
 def redis_error(address: RedisAddress, error: Exception) -> NightrankError:
-    """Returns the NightrankError for an error of the client."""
+    """Returns the NightrankError for an error of the Redis client."""
     from redis import exceptions as e
 
     problem = f"{address.url}: {error or type(error).__name__}"

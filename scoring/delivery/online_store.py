@@ -220,7 +220,7 @@ class BucketWriter:
         yield pa.RecordBatch.from_arrays([pa.array([keys], pa.int64())], schema=_WRITTEN)
 
     def _send(self, client: Redis, pending: dict[str, dict[str, str]]) -> None:
-        """Sends all pending values in one round trip, and clears them."""
+        """Sends all pending keys and values to Redis in one round trip, and clears `pending`."""
         pipe = client.pipeline(transaction=False)
         for bucket, values in pending.items():
             pipe.hset(bucket, items=[word for pair in values.items() for word in pair])
@@ -229,7 +229,7 @@ class BucketWriter:
 
 
 def grouped(batches: Batches, source: Source) -> Iterator[tuple[str, str]]:
-    """Yields each user with the value of the user's list. The rows of a user follow each other."""
+    """Yields each user with the user's list as JSON text. The rows of a user must be consecutive."""
 
     def entries() -> Iterator[tuple[str, str]]:
         for batch in batches:
@@ -240,7 +240,7 @@ def grouped(batches: Batches, source: Source) -> Iterator[tuple[str, str]]:
 
 
 def plain(batches: Batches, source: Source) -> Iterator[tuple[str, str]]:
-    """Yields the key of each row with the value of its other columns."""
+    """Yields the key of each row with the row's other columns as JSON text."""
     names = [name for name, _ in source.columns if name != source.key]
     for batch in batches:
         yield from zip(batch.column(source.key).to_pylist(), feature_values(batch, names), strict=True)

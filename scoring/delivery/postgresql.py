@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DRIVER = "org.postgresql.Driver"
-_COPY_BYTES = 1 << 18  # the size of the messages in which rows are sent
+_COPY_BYTES = 1 << 18  # the number of bytes of rows that are sent at a time
 _JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 # Settings of connections (org.postgresql.PGProperty). A parameter of the sink's URL has priority.
 _CONNECTION = {

@@ -55,7 +55,7 @@ class Excess:
         return f"{self.figure}={self.value:.4g} is {side} score.stop.{self.setting}={self.limit:g}"
 
 
-# The key of score.stop that limits each figure.
+# Maps each figure about new lists to the key of the section score.stop that limits it.
 _LIMITS = {
     "churn": "max_churn",
     "coverage": "min_coverage",

@@ -241,7 +241,7 @@ def _loss(x: Vector, lengths: NDArray[np.int64], target: Vector, w: Vector) -> t
 
 
 def _source_weights(pairs: MeasuredPairs, scales: Vector, source: int) -> Vector:
-    """Returns the weights (1 + 2 S,) that rank by the score of one source."""
+    """Returns the weights (1 + 2 S,) of a blend that ranks by the score of one of S sources."""
     weights = np.zeros(2 * len(scales) - 1)
     weights[0], weights[1 + source] = _LOGIT_SHARE, 1.0
     of_source = pairs.scores[:, source]
@@ -264,7 +264,7 @@ def _positions(pairs: MeasuredPairs, scores: Vector) -> NDArray[np.int64]:
 
 
 def _figures(pairs: MeasuredPairs, positions: NDArray[np.int64], k: int) -> ContenderFigures:
-    """Returns the figures of the lists that consist of each user's candidates at positions below k."""
+    """Returns HR@k and NDCG@k of lists that consist of each user's candidates at positions below k."""
     user = pairs.user
     hit = pairs.clicked & (positions < k)
     gains = np.bincount(user[hit], 1 / np.log2(positions[hit] + 2), len(pairs.positives))
@@ -288,7 +288,7 @@ def _intercept(scores: Vector, clicked: NDArray[np.bool_]) -> float:
 
 
 def _request(weights: Vector, scales: Vector, intercept: float) -> BlendRequest:
-    """Returns the weights for logits and scores that are not divided by their scales."""
+    """Returns the blend for the model's logits and the sources' scores, without the scales of the fit."""
     plain = weights[: len(scales)] / scales
     absent = weights[len(scales) :]
     return BlendRequest(intercept, float(plain[0]), tuple(plain[1:].tolist()), tuple(absent.tolist()))
@@ -303,7 +303,8 @@ def _request(weights: Vector, scales: Vector, intercept: float) -> BlendRequest:
 
 BEFORE: tuple[Split, ...] = ("train",)
 
-# Largest number of pairs that are measured. The driver needs about 100 bytes for a pair with four sources.
+# Largest number of (user, candidate) pairs to which a blend is fitted. The driver needs about 100 bytes for a
+# pair with four sources.
 MOST_PAIRS = 2_000_000
 _LEAST_USERS = 200
 
@@ -372,13 +373,13 @@ def _features_before(
 
 
 def _features(model: ModelInfo) -> str:
-    """Returns the features of users as columns of a query."""
+    """Returns the model's user features as a list of columns in SQL."""
     names = [feature.name for feature in model.spec.scoped("user")]
     return ", ".join(f"features.{quoted(name)}" for name in names) or "1 AS no_feature"
 
 
 def most_users(config: Candidates) -> int:
-    """Returns the largest number of users whose candidates are measured."""
+    """Returns the largest number of users whose candidates are used to fit a blend."""
     longest = config.max or sum(getattr(source, "n", 0) for source in config.sources)
     return max(MOST_PAIRS // longest, _LEAST_USERS)
 

@@ -32,8 +32,8 @@ from storage.run_context import RunContext
 from training.registry.served_experiments import ExperimentStop, read_stops, record_stop
 
 log = logging.getLogger("nightrank.measure")
-# Days from the date of measured lists to the first date on which they can stop the experiment. The lists of
-# the day between these dates are made before the clicks of that day are compared.
+# Days from the date of measured lists to the first date on which they can stop the experiment. Lists are
+# measured by the clicks of the next day. When this happens, the lists of the next day already exist.
 _DAYS_TO_STOP = 2
 _LAST_DATE = "9999-12-31"
 
@@ -86,7 +86,7 @@ def measure_experiment(context: RunContext, published: Manifest, clicked: Rows) 
 
 
 def _lists(context: RunContext, published: Manifest) -> Rows:
-    """Returns the lists with the columns user_key, position, item_key and variant."""
+    """Returns the published lists of the run date: user_key, position, item_key and variant."""
     partition = context.lake.recommendations.partition(context.run_date)
     rows = read_rows(context, partition, published, columns=["user_id", "position", "item_id", VARIANT])
     return query(
@@ -97,7 +97,7 @@ def _lists(context: RunContext, published: Manifest) -> Rows:
 def _publish(
     context: RunContext, settings: ServingExperiment, published: Manifest, sums: Mapping[str, Sums]
 ) -> None:
-    """Publishes the sums of the date, with the models and the resamples in the manifest's `facts`."""
+    """Publishes each variant's sums for the run date. The manifest's `facts` have models and resamples."""
     table = to_table(sums)
     publish_rows(
         table,
@@ -210,7 +210,8 @@ WEIGHT = "users"
 SUMS = (WEIGHT, *VALUES)
 _PARTIAL = pa.schema([(VARIANT, pa.string()), *((name, pa.list_(pa.int64())) for name in SUMS)])
 
-# Maps each name of SUMS to (1 + replicates,) int64: the sum over all users, then the sum over each resample.
+# Maps each name in the tuple SUMS to an int64 array (1 + replicates,): the sum over all users, then the sum
+# over each resample.
 Sums = Mapping[str, NDArray[np.int64]]
 
 
@@ -388,7 +389,7 @@ def _figures(sums: Sums) -> dict[str, NDArray[np.float64]]:
 def _interval(
     ours: NDArray[np.float64], theirs: NDArray[np.float64], confidence: float
 ) -> dict[str, float] | None:
-    """Returns difference, low and high of two measures, each (1 + replicates,); None if it is undefined."""
+    """Returns the difference of two measures (1 + replicates,) with its interval; None if it is undefined."""
     difference = float(ours[0] - theirs[0])
     between = interval(difference, ours[1:], theirs[1:], confidence) if np.isfinite(difference) else None
     if between is None:

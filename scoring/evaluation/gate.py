@@ -272,7 +272,7 @@ def margin_check(
 
 
 def _negated(interval: Interval | None) -> Interval | None:
-    """Returns the interval of the negated difference."""
+    """Returns the interval of a difference with the opposite sign; None without an interval."""
     if interval is None:
         return None
     return Interval(

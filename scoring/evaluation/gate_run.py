@@ -187,7 +187,7 @@ class ListComparison:
         }
 
     def interval_facts(self) -> dict[str, Any]:
-        """Returns the intervals as JSON values."""
+        """Returns the intervals of the differences between both models' lists, as JSON values."""
         return {name: asdict(between) for name, between in self.intervals.items()}
 
 

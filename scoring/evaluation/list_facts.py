@@ -218,12 +218,12 @@ class _ListMaker:
 
 
 class _Day:
-    """The true probabilities of one day. The candidates are in the order of their indices."""
+    """The true click probabilities on one day of a generated log, for candidates ordered by index."""
 
     def __init__(self, settings: Generate, day: str, item_keys: tuple[str, ...]) -> None:
         self.truth = DayTruth(settings, day)
-        # The index of each candidate in the log. A candidate that is not in the log has the index -1, which
-        # selects the last column in `add_scores`.
+        # The index of each candidate among the items of the generated log. A candidate that is not in the log
+        # has the index -1, which selects the last column in `add_scores`.
         self._positions = np.array([self.truth.items.get(key, -1) for key in item_keys], dtype=np.int64)
 
     def add_scores(self, keys: Sequence[str], scores: Floats) -> Bools:
@@ -237,7 +237,7 @@ class _Day:
         of_keys = np.array([self.truth.users.get(key, -1) for key in keys], dtype=np.int64)
         known = of_keys >= 0
         true = self.truth.of_users(of_keys[known])
-        score = np.zeros((len(true.clicked), len(self.truth.items) + 1))  # 0 in the last column
+        score = np.zeros((len(true.clicked), len(self.truth.items) + 1))  # the last column stays 0
         score[:, :-1] = true.user_shares[:, None] * true.clicked
         scores[known, 0] += score.take(self._positions, axis=1)
         score[:, :-1] *= true.shown

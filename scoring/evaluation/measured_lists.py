@@ -266,7 +266,7 @@ def count_items(lists: Rows, positives: Rows, items: Rows) -> dict[str, ListedIt
 
 
 def _sums(name: str, chosen: str, hits: str, ndcg: str) -> list[str]:
-    """Returns SQL for sums over the users for whom `chosen` is true; `_relevance` turns sums into means."""
+    """Returns SQL that counts users and hits, and sums NDCG, over the users for whom `chosen` is true."""
     return [
         f"count(CASE WHEN {chosen} THEN 1 END) AS {name}_users",
         f"count(CASE WHEN ({chosen}) AND {hits} > 0 THEN 1 END) AS {name}_hits",

@@ -214,7 +214,7 @@ def _range_reducer(
 
 
 def _bins(ranges: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the entries `calibration` and `histogram` of PredictionQuality.facts."""
+    """Returns the calibration and the histogram of the probabilities, for PredictionQuality.facts."""
     edges = histogram_edges()
     columns = zip(
         *(

@@ -40,7 +40,7 @@ def launch_ahead(
     while error is None:
         try:
             item = [next(items)]
-            waiting.append(launch(item.pop()))  # frees the item after the launch
+            waiting.append(launch(item.pop()))  # `pop` lets the item be freed after the launch
         except StopIteration:
             break
         except Exception as raised:

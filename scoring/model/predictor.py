@@ -115,7 +115,7 @@ class MicroBatch:
 
 
 def _step(work: Callable[[slice], None], start: int, total: int, rows: int) -> int:
-    """Calls `work` with the slice that begins at `start`, and returns the start of the next slice."""
+    """Calls `work` with the next slice of at most `rows` rows, and returns the end of this slice."""
     stop = min(start + rows, total)
     work(slice(start, stop))
     return stop
@@ -167,7 +167,7 @@ def _widths(model: nn.Module) -> Iterator[int]:
             yield (module.in_features + module.out_features) * calls.get(module, 1)
         if hasattr(module, "cardinalities"):  # an embedding table
             vectors, dim = len(cast(Sized, module.cardinalities)), cast(torch.Tensor, module.weight).shape[1]
-            # This number counts the vectors, a concatenated copy of them, and their dot products.
+            # The numbers of the vectors, of a concatenated copy of them, and of their dot products.
             yield 2 * vectors * dim + vectors * vectors
 
 

@@ -74,7 +74,7 @@ class JoinedRows:
 
 
 def factorization_of(predictor: Predictor) -> Factorization:
-    """Returns the factorization of the model. If the model has none, returns JoinedRows."""
+    """Returns the model's factorization into user and item parts; JoinedRows if the model has none."""
     model = predictor.model
     if isinstance(model, Factorizable):
         dtype = product_dtype(predictor.precision)
@@ -135,7 +135,7 @@ class ItemParts:
 
     @property
     def kept(self) -> bool:
-        """Returns whether the parts of all items stay in memory."""
+        """Returns whether the values that the model computed from all items stay in memory."""
         return self._kept is not None
 
     def consecutive(self, items: slice) -> Part:
@@ -388,7 +388,7 @@ class SourceScores:
         return cls(np.concatenate([[0], np.cumsum(lengths)]), items, flat.reshape(-1, sources))
 
     def block(self, users: slice) -> NDArray[np.float32]:
-        """Returns the scores (P, S) of the candidates of consecutive users."""
+        """Returns the scores (P, S) that S sources gave to the P candidates of consecutive users."""
         return self.scores[self.starts[users.start] : self.starts[users.stop]]
 
     def of_items(self, users: slice, items: Indices) -> NDArray[np.float32]:

@@ -255,7 +255,7 @@ class CandidateLists:
         )
 
     def _pairs(self, users: Indices, numbers: Indices) -> tuple[Tensor, Tensor]:
-        """Returns, for each entry of the users' lists, the user's element of `numbers` and the item index."""
+        """Returns, for each entry of the users' lists, its user's element of `numbers` and its item index."""
         if not len(users):
             nobody = torch.zeros(0, dtype=torch.int64, device=self._items.device)
             return nobody, nobody

@@ -276,7 +276,7 @@ class ListRanker:
                 yield _Block(users, side, lists, batch.sources, scores)
 
     def _copied(self, batch: _Users) -> tuple[SideInputs, CandidateLists, Tensor | None]:
-        """Returns a batch's inputs, candidates and scores of the sources on the device."""
+        """Copies the inputs, candidates and source scores of a batch of users to the device; returns them."""
         device, scores = self.predictor.device, None
         if batch.sources is not None:
             scores = to_device(torch.from_numpy(batch.sources.scores), device)
@@ -381,7 +381,7 @@ class ListRanker:
         filled, picked = chosen.filled, items.gather(1, chosen.positions)  # (U, K) each
         if not rules.moves_items:
             logits = ranked_by.gather(1, chosen.positions)
-        else:  # the keys contain the scores of the rules, but a list shows the scores before the rules
+        else:  # the keys contain scores that rules changed, but a list shows the scores before the rules
             of_sources = None
             if of_items is not None:
                 of_sources = torch.from_numpy(of_items(picked.cpu().numpy()))

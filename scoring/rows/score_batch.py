@@ -202,7 +202,7 @@ def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _check_footer(
     parquet: pq.ParquetFile, group: FileRowGroup, spec: FeatureSpec, keep: Sequence[str]
 ) -> None:
-    """Compares the footer of a file with the manifest (row groups) and with the spec (columns)."""
+    """Checks that a Parquet file's footer fits the manifest (row groups) and the spec (columns)."""
     footer, schema = parquet.metadata, parquet.schema_arrow
     if footer.num_row_groups != group.count or footer.row_group(group.index).num_rows != group.rows:
         group_rows = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]

@@ -173,7 +173,7 @@ def scored_blocks(
 
 
 def _blocks(pieces: Sequence[RowGroupRange], most_rows: int) -> Iterator[Block]:
-    """Yields blocks of consecutive pieces: one piece, or several with at most `most_rows` rows together."""
+    """Combines consecutive ranges of rows into blocks: one range, or some with at most `most_rows` rows."""
     block: Block = ()
     for piece in pieces:
         if block and sum(part.rows for part in block) + piece.rows > most_rows:
@@ -255,7 +255,7 @@ class _DeviceRows:
         return torch.cuda.stream(self._copies) if self._copies else nullcontext()
 
     def read(self, block: Block) -> _ReadBlock | _Refused:
-        """Reads a block. Its ids are checked on the device."""
+        """Reads a block of rows. Its ids are checked later, on the device."""
         try:
             return self._read(block)
         except DataError as error:
@@ -284,7 +284,7 @@ class _DeviceRows:
 
     @torch.inference_mode()
     def launch(self, read: _ReadBlock | _Refused) -> _Launched | _Refused:
-        """Starts the work for a block."""
+        """Starts the scoring of a block of rows on the device, without waiting for the result."""
         if isinstance(read, _Refused):
             return read
         dense, ids, wrong = self._predictor.micro_batch.within_memory(lambda _: self._inputs(read.columns))
@@ -337,7 +337,7 @@ class _DeviceRows:
         return dense, ids, wrong
 
     def _transposed(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the dense features (R, D) float32 and the ids (R, W) int32 of columns (1 + C, R)."""
+        """Converts columns (1 + C, R) to rows: dense features (R, D) float32, and ids (R, W) int32."""
         num_dense, rows, device = len(self._dense), columns.shape[1], self._device
         if not self._predictor.kernels:
             dense, ids = columns[1:].split([num_dense, self._id_width])

@@ -70,7 +70,7 @@ class ItemRules:
 
     @property
     def moves_items(self) -> bool:
-        """Returns whether the ranking scores of items differ from their scores."""
+        """Returns whether a rule changes the scores by which items are ranked."""
         return any(rule.moves_items for rule in self.rules.values())
 
     def ranking_scores(self, scores: Tensor, items: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def _require_scores(name: str, scores: Tensor, before: Tensor) -> None:
 
 
 def _require_tensor(name: str, function: str, result: Any, flags: Sequence[int] | None = None) -> None:
-    """Raises ConfigError unless `result` is a tensor; with `flags`, a bool tensor of this shape."""
+    """Raises ConfigError unless a rule returned a tensor; with `flags`, a bool tensor of this shape."""
     is_tensor = isinstance(result, Tensor)
     if is_tensor and (flags is None or (result.dtype == torch.bool and result.shape == tuple(flags))):
         return

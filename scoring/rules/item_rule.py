@@ -115,7 +115,7 @@ class ItemRule:
 
     @property
     def moves_items(self) -> bool:
-        """Returns whether the rule changes ranking scores."""
+        """Returns whether the rule changes the scores by which items are ranked."""
         return type(self).ranking_scores is not ItemRule.ranking_scores
 
     @property

@@ -36,7 +36,7 @@ _DATA_TYPES: Mapping[str, str] = {"dense": "TYPE_FP32", "categorical": "TYPE_INT
 
 
 def workflow_config(inputs: ServedInputs) -> str:
-    """Returns the configuration of the model that computes features from raw rows."""
+    """Returns Triton's configuration of the model that computes features from raw rows."""
     return _joined(_of_features(WORKFLOW, _raw(inputs), inputs), _warm_up(_raw(inputs)))
 
 
@@ -49,7 +49,7 @@ def lookup_config(inputs: ServedInputs) -> str:
 
 
 def ranker_config(inputs: ServedInputs) -> str:
-    """Returns the configuration of the model that computes click probabilities from features."""
+    """Returns Triton's configuration of the model that computes click probabilities from features."""
     return _joined(
         _head(RANKER, *_backend(inputs.backend)),
         _tensors("input", _of_ranker(inputs)),
@@ -71,7 +71,7 @@ def ensemble_config(inputs: ServedInputs, version: int, name: str = ENSEMBLE) ->
 
 
 def online_ensemble_config(inputs: ServedInputs, version: int, name: str = ONLINE_ENSEMBLE) -> str:
-    """Returns the configuration of the ensemble that uses one version of look-up and ranker."""
+    """Returns Triton's configuration of the ensemble of one version of look-up and ranker."""
     return _ensemble(name, LOOKUP, _looked_up(inputs), inputs, version)
 
 
@@ -117,7 +117,7 @@ def _looked_up(inputs: ServedInputs) -> list[Tensor]:
 
 
 def _of_features(name: str, columns: Sequence[Tensor], inputs: ServedInputs) -> str:
-    """Returns the configuration of a Python model that computes the inputs of the ranker."""
+    """Returns Triton's configuration of a Python model that computes the inputs of the ranker."""
     return _joined(
         _head(name, 'backend: "python"'),
         _tensors("input", columns),
@@ -159,7 +159,7 @@ def _tensors(role: str, tensors: Iterable[Tensor]) -> str:
 
 
 def _warm_up(inputs: Iterable[Tensor]) -> str:
-    """Returns the warm-up request: one row of zeros and empty strings."""
+    """Returns the warm-up request of a Triton model: one row of zeros and empty strings."""
     zeros = [
         f"  inputs {{ key: {quoted(name)} value {{ data_type: {kind} dims: [ {width} ] zero_data: true }} }}"
         for name, kind, width in inputs
@@ -177,7 +177,7 @@ def _step(model: str, version: int, inputs: Mapping[str, str], outputs: Mapping[
 
 
 def _unused(name: str, names: Iterable[str]) -> str:
-    """Returns a name for a tensor of the ensemble. No raw column has this name."""
+    """Returns `name`, with as many underscores in front as it needs to differ from all `names`."""
     taken = set(names)
     while name in taken:
         name = f"_{name}"
@@ -253,7 +253,7 @@ class ServedInputs:
 
     @classmethod
     def from_json(cls, stored: Any, path: str) -> Self:
-        """Returns the inputs that `to_json` returned. Raises DataError if the file `path` is damaged."""
+        """Parses the JSON values that `to_json` returned. Raises DataError if the file `path` is damaged."""
         try:
             ids = tuple((name, number) for name, number in stored["categorical"])
             context = None if stored["context"] is None else dict(stored["context"])

@@ -382,7 +382,7 @@ def context_columns(spec: FeatureSpec, workflow: LocalWorkflow) -> dict[str, str
 
 
 def require_names(raw_columns: Mapping[str, str], context: Mapping[str, str] | None) -> None:
-    """Raises ConfigError if a column has the name of the output, or of a key of the look-up."""
+    """Raises ConfigError if a raw column has the name of the ensemble's output or of a key of the look-up."""
     taken = [name for name in raw_columns if name == PROBABILITY]
     taken += [name for name in context or () if name in (USER_KEY, ITEM_KEY)]
     if taken:

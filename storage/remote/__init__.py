@@ -57,7 +57,7 @@ class StoreHandler(fs.FileSystemHandler):
         _in_use.add(self)
 
     def get_type_name(self) -> str:
-        """Returns the scheme."""
+        """Returns the URI scheme of the store, such as `gs`."""
         return self.scheme
 
     def normalize_path(self, path: str) -> str:

@@ -36,7 +36,7 @@ _IS_FOLDER = "hdi_isfolder"
 _REFUSED = (401, 403)
 # The status code of a request to delete a folder that has files. Only accounts with real folders return it.
 _CONFLICT = 409
-# A blob may have 50,000 blocks.
+# A blob may have 50,000 blocks, so the size of a block limits the size of a file.
 _BLOCK_BYTES = 16 * 2**20
 
 

@@ -60,7 +60,7 @@ class BERT4Rec(BiasedSequenceModel):
     def _encode_places(
         self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None, ages: Tensor | None
     ) -> Tensor:
-        """Returns GELU(W_P H_0 + b_P), (S, E) float32; see `LengthGroups.encode`."""
+        """Returns the encoded histories, GELU(W_P H_0 + b_P), (S, E) float32; see `LengthGroups.encode`."""
         count, longest, dim = vectors.shape
         values = torch.cat([self.mask.expand(count, 1, dim), vectors], dim=1)  # (S, P + 1, E)
         is_visible = torch.cat([is_item.new_ones(count, 1), is_item], dim=1)

@@ -33,7 +33,7 @@ from training.models.layers import in_float32, linear, mlp
 
 
 class CrossLayer(nn.Module):
-    """A cross layer: equation 1 of this module, or equation 2 if `rank` is not None."""
+    """A cross layer with a full weight matrix (equation 1), or with one of rank `rank` (equation 2)."""
 
     def __init__(self, width: int, rank: int | None) -> None:
         super().__init__()
@@ -41,7 +41,10 @@ class CrossLayer(nn.Module):
         self.up = linear(width if rank is None else rank, width)  # W or U, and b
 
     def forward(self, first: Tensor, last: Tensor) -> Tensor:
-        """Returns x_{l+1} (B, X). `first` (B, X) is x_0, and `last` (B, X) is x_l."""
+        """Returns the output of this layer, x_{l+1} (B, X).
+
+        `first` (B, X) is the first cross layer's input, x_0. `last` (B, X) is this layer's input, x_l.
+        """
         return first * self.up(self.down(last)) + last
 
 
@@ -67,7 +70,7 @@ class DCNv2(ClickModel):
         return [self.embedding(categorical)]
 
     def cross_input(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """Returns x_0 (B, X) from `dense` (B, D) float32 and `vectors` (B, C, E)."""
+        """Returns the input of the cross layers, x_0 (B, X), from `dense` (B, D) and `vectors` (B, C, E)."""
         return torch.cat([self.bottom(dense), vectors.flatten(1)], dim=1)
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
@@ -81,7 +84,7 @@ class DCNv2(ClickModel):
         return self._logits(self.cross_input(dense, vectors[0]))
 
     def _logits(self, first: Tensor) -> Tensor:
-        """Returns the logits (B,) from x_0 (B, X)."""
+        """Returns the logits (B,) from the input of the cross layers, x_0 (B, X)."""
         crossed = first
         for layer in self.cross:
             crossed = layer(first, crossed)
@@ -90,7 +93,10 @@ class DCNv2(ClickModel):
         return in_float32(self.logit, self.deep(crossed)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDCNv2:
-        """Returns the factorization. Products that run per pair use `dtype`; the logits are float32."""
+        """Returns this model divided into computations per user, per item and per pair.
+
+        Products that run per pair use `dtype`. The logits are float32.
+        """
         return FactorizedDCNv2(self, sides, dtype)
 
 

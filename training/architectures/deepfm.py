@@ -145,7 +145,10 @@ class DeepFM(ClickModel):
         return self.first_order.forward_dense(dense, first_order_weights) + second_order + deep
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDeepFM:
-        """Returns the factorization. First-order and second-order terms are always computed in float32."""
+        """Returns this model divided into computations per user, per item and per pair.
+
+        First-order and second-order terms are always computed in float32.
+        """
         return FactorizedDeepFM(self, sides, dtype)
 
 
@@ -205,11 +208,14 @@ class _EqualPairs:
     """The second-order term in which all pairs of vectors have the weight 1."""
 
     def within(self, side: Side, vectors: Tensor) -> Tensor:
-        """Returns the sum (R,) over the pairs of a side's `vectors` (R, V, E)."""
+        """Returns the sum (R,) of the dot products of all pairs of a side's `vectors` (R, V, E)."""
         return pair_sum(vectors)
 
     def factor(self, side: Side, vectors: Tensor) -> Tensor:
-        """Returns a side's factor (R, E) of the sum over the pairs between both sides."""
+        """Returns a side's factor (R, E) for the pairs of a user's and an item's vector.
+
+        The dot product of both sides' factors is the sum of the dot products of these pairs.
+        """
         return vectors.sum(dim=1)
 
 
@@ -230,11 +236,14 @@ class _WeightedPairs:
         self._between = weights_between(matrix, kept, summed)
 
     def within(self, side: Side, vectors: Tensor) -> Tensor:
-        """Returns the weighted sum (R,) over the pairs of a side's `vectors` (R, V, E)."""
+        """Returns the weighted sum (R,) of the dot products of all pairs of a side's `vectors` (R, V, E)."""
         return weighted_pair_sum(vectors, self._within[side])
 
     def factor(self, side: Side, vectors: Tensor) -> Tensor:
-        """Returns a side's factor (R, M * E) of the weighted sum over the pairs between both sides."""
+        """Returns a side's factor (R, M * E) for the pairs of a user's and an item's vector.
+
+        The dot product of both sides' factors is the weighted sum of the dot products of these pairs.
+        """
         return (mix_vectors(vectors, self._between) if side is self._summed_side else vectors).flatten(1)
 
 

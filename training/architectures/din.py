@@ -125,7 +125,7 @@ class DIN(HistoryModel, ClickModel):
         return in_float32(self.logit, hidden).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDIN:
-        """Returns the factorization."""
+        """Returns this model divided into computations per user, per item and per pair."""
         return FactorizedDIN(self, sides, dtype)
 
 
@@ -142,7 +142,7 @@ class FactorizedDIN:
         self._model, self._dtype = model, dtype
         self._unit = deepcopy(model.attention).to(dtype)
         feature_sides = list(sides.embedded)
-        feature_sides[model.layout.history] = Side.PAIR  # the pooled vector depends on both sides
+        feature_sides[model.layout.history] = Side.PAIR  # the history is pooled for each user and item
         self._embedded, self._dense = positions_by_side(feature_sides), positions_by_side(sides.dense)
         by_column = [side for side in feature_sides for _ in range(model.embedding.dim)]
         columns = positions_by_side([*by_column, *sides.dense])

@@ -99,7 +99,7 @@ class DLRM(ClickModel):
         return self.top[1:](hidden)
 
     def _on_kernels(self, device: torch.device) -> bool:
-        """Returns whether a kernel computes the interaction."""
+        """Returns whether a Triton kernel computes the dot products of the vectors on this device."""
         return self.embedding.may_use_kernels and kernels.interacts(device, self.num_vectors)
 
     def _interactions(self, bottom: Tensor | None, embedded: Tensor) -> Tensor:
@@ -110,7 +110,10 @@ class DLRM(ClickModel):
         return (kernels.interact if on_kernels else interact)(bottom, embedded)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDLRM:
-        """Returns the factorization. Dot products between vectors of the same side are always float32."""
+        """Returns this model divided into computations per user, per item and per pair.
+
+        Dot products between vectors of the same side (users or items) are always float32.
+        """
         return FactorizedDLRM(self, sides, dtype)
 
 
@@ -159,7 +162,7 @@ class FactorizedDLRM:
         return SharedItems(self._top, self._bottom if self._mixed else None, items, user_vectors)
 
     def _side_vectors(self, side: Side, dense: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a side's vectors (R, V, E), and the top MLP's inputs (R, K_side) of this side only."""
+        """Returns the vectors (R, V, E) of a side, and the top MLP's inputs (R, K_side) from them alone."""
         model = self._model
         vectors = model.embedding(categorical)
         enters = self._first_side is side

@@ -66,7 +66,7 @@ class HSTU(SequenceModel):
         return self.encode_by_length(items, first_rows, self._encode_places, ages)
 
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor, ages: Tensor | None) -> Tensor:
-        """Returns F_0, (S, E) float32. An item that successive histories share is encoded only once.
+        """Returns the encoded histories, F_0, (S, E) float32. Items that histories share are encoded once.
 
         Dropout sets elements of √E · M[s_p] to 0. For an item that several histories share, these are the
         same elements in all of them.
@@ -86,7 +86,7 @@ class HSTU(SequenceModel):
     def _encode_places(
         self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None, ages: Tensor | None
     ) -> Tensor:
-        """Returns F_0, (S, E) float32; see `LengthGroups.encode`."""
+        """Returns the encoded histories, F_0, (S, E) float32; see `LengthGroups.encode`."""
         _, longest, dim = vectors.shape
         values = self.dropout(vectors * math.sqrt(dim), first_rows)
         for number, block in enumerate(self.blocks, start=1):
@@ -95,7 +95,7 @@ class HSTU(SequenceModel):
         return torch.where(is_item[:, :1], in_float32(self.norm, values[:, 0]), self.no_history)
 
     def item_biases(self, categorical: Tensor) -> Tensor:
-        """Returns the bias, which is the same for all items, (B,)."""
+        """Returns the bias of the logits, which is the same for all items, (B,)."""
         return self.bias.expand(categorical.shape[0])
 
 

@@ -78,7 +78,7 @@ class MultVAE(BiasedSequenceModel):
         return divergences * annealed(self._beta, self._anneal_share, progress)
 
     def bags(self, categorical: Tensor, items: Tensor) -> Bags | None:
-        """Returns the items of the histories. See `BagModel`."""
+        """Returns the items of the rows' histories as further targets of the loss. See `BagModel`."""
         if not self._history_weight:
             return None
         layout = self.layout
@@ -109,7 +109,7 @@ class MultVAE(BiasedSequenceModel):
         return in_float32(self.decoder, latent), divergences
 
     def _input_sums(self, histories: Tensor, first_rows: Tensor | None) -> Tensor:
-        """Returns Dropout(x / ‖x‖₂) W of each history, (S, E) float32."""
+        """Returns the first layer's sums without bias, Dropout(x / ‖x‖₂) W, of histories, (S, E) float32."""
         ids = without_repeats(histories)
         is_item = ids != PAD_ID
         values = is_item / is_item.sum(dim=1, keepdim=True).clamp(min=1).sqrt()  # (S, L)
@@ -140,7 +140,7 @@ def without_repeats(histories: Tensor) -> Tensor:
 
 
 def annealed(beta: float, share: float, progress: float) -> float:
-    """Returns the divergence's weight, which rises linearly to `beta` over a share of the steps."""
+    """Returns the KL divergence's weight. It rises linearly to `beta` in the first `share` of the steps."""
     return beta * min(1.0, progress / share) if share else beta
 
 

@@ -98,7 +98,10 @@ class NeuMF(ClickModel):
         return fields[:, :, : self.gmf_dim].index_select(1, positions).sum(dim=1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedNeuMF:
-        """Returns the factorization. The product of GMF is always computed in float32."""
+        """Returns this model divided into computations per user, per item and per pair.
+
+        The product of GMF is always computed in float32.
+        """
         return FactorizedNeuMF(self, sides, dtype)
 
 

@@ -62,7 +62,7 @@ class SASRec(SequenceModel):
         return self.encode_by_length(histories, first_rows, self._encode_places)
 
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor) -> Tensor:
-        """Returns F_0, (S, E) float32. Items that successive histories share are encoded once.
+        """Returns the encoded histories, F_0, (S, E) float32. Items that histories share are encoded once.
 
         Dropout sets elements of √E · M[s_p] to 0. For an item that several histories share, these are the
         same elements in all of them. Dropout does not change P[p].
@@ -85,7 +85,7 @@ class SASRec(SequenceModel):
     def _encode_places(
         self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None, ages: Tensor | None
     ) -> Tensor:
-        """Returns F_0, (S, E) float32; see `LengthGroups.encode`."""
+        """Returns the encoded histories, F_0, (S, E) float32; see `LengthGroups.encode`."""
         _, longest, dim = vectors.shape
         values = self.dropout(vectors * math.sqrt(dim) + self.places[:longest], first_rows)
         for number, block in enumerate(self.blocks, start=1):
@@ -95,7 +95,7 @@ class SASRec(SequenceModel):
         return torch.where(is_item[:, :1], encoded, self.no_history)
 
     def item_biases(self, categorical: Tensor) -> Tensor:
-        """Returns the bias, which is the same for all items, (B,)."""
+        """Returns the bias of the logits, which is the same for all items, (B,)."""
         return self.bias.expand(categorical.shape[0])
 
 

@@ -86,7 +86,7 @@ class WidePart(LinearPart):
         return categorical.long()[:, self.left[products]] * 2**31
 
     def right_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """Returns the number that the right id adds to each cross's key, (B, n) int64; see `left_key`."""
+        """Returns the number that a cross's second id adds to its key, (B, n) int64; see `left_key`."""
         return categorical.long()[:, self.right[products]]
 
     def product_sum(self, keys: Tensor, products: Tensor | slice = _ALL) -> Tensor:
@@ -98,7 +98,7 @@ class WidePart(LinearPart):
         return functional.embedding(positions, self.weights.unsqueeze(1)).sum(dim=(-2, -1))
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedWidePart:
-        """Returns the factorization, which always computes in float32."""
+        """Returns the wide part divided into float32 computations per user, per item and per pair."""
         return FactorizedWidePart(self, sides)
 
 
@@ -179,7 +179,10 @@ class WideAndDeep(ClickModel):
         return in_float32(self.logit, self.deep(columns)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedWideAndDeep:
-        """Returns the factorization. The wide part is always computed in float32."""
+        """Returns this model divided into computations per user, per item and per pair.
+
+        The wide part is always computed in float32.
+        """
         return FactorizedWideAndDeep(self, sides, dtype)
 
 

@@ -28,7 +28,7 @@ class StoredBlock:
     block: RowBlock
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the block as JSON values."""
+        """Returns the name of the file and the numbers of the row block as JSON values."""
         block = self.block
         return {
             "file": self.file,

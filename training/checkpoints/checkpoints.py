@@ -392,12 +392,12 @@ class HostCopy:
         return copies
 
     def missing_bytes(self, owned: OwnedState) -> int:
-        """Returns the size of the memory that `take` would have to allocate for this state."""
+        """Returns how many bytes of host memory `take` would have to allocate for this state."""
         missing = [piece for key, piece in _pieces(owned) if self._buffer(key, piece) is None]
         return sum(_pinned_bytes(piece.nbytes) if piece.is_cuda else piece.nbytes for piece in missing)
 
     def _buffer(self, key: tuple[str, int], value: Tensor) -> Tensor | None:
-        """Returns the buffer that has the shape and the dtype of a tensor; None if there is none."""
+        """Returns the host memory for a tensor; None if there is none with the tensor's shape and dtype."""
         buffer = self._buffers.get(key)
         fits = buffer is not None and buffer.shape == value.shape and buffer.dtype == value.dtype
         return buffer if fits else None
@@ -411,7 +411,7 @@ class HostCopy:
 
 
 def _pieces(owned: OwnedState) -> Iterator[tuple[tuple[str, int], Tensor]]:
-    """Yields each tensor by its key: a name, and its index among the tensors of this name."""
+    """Yields the tensors that this rank saves by key: a name, and an index among the tensors of this name."""
     for name, value in owned.equal.items():
         yield (name, 0), value
     for name, pieces in owned.rows.items():

@@ -202,13 +202,13 @@ class Vectors:
 
     @property
     def catalogue(self) -> CatalogueItems:
-        """Returns `compared`, for a loss that compares rows with the catalogue."""
+        """Returns the compared items, for a loss that compares rows with the items of the catalogue."""
         assert isinstance(self.compared, CatalogueItems)
         return self.compared
 
     @property
     def of_batch(self) -> BatchItems:
-        """Returns `compared`, for a loss that compares rows with the items of the step."""
+        """Returns the compared items, for a loss that compares rows with the items of the same step."""
         assert isinstance(self.compared, BatchItems)
         return self.compared
 

@@ -26,7 +26,7 @@ from training.data.pool_writer import HeldRowGroups, PoolContents, numpy_target_
 from training.data.sharding import BLOCK_ROWS, RowRange
 from training.device import side_stream
 
-_ADDRESS_FIELDS = 8  # number of int64 fields that describe a range to the kernel
+_ADDRESS_FIELDS = 8  # number of int64 fields that describe a range of rows to the Triton kernel
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class DevicePoolWriter:
     def _write_by_operators(
         self, ranges: Sequence[RowRange], epoch: int, targets: Tensor, into: tuple[Tensor, ...]
     ) -> None:
-        """Writes the rows with torch operators, with the same result as the kernel."""
+        """Writes the rows to a pool with torch operators. The Triton kernel would give the same result."""
         labels, dense, ids, weights = into
         num_dense, place = self._shape[2], 0
         for part in ranges:

@@ -78,7 +78,7 @@ class ItemCatalogue:
 
 @dataclass
 class _Read:
-    """What one rank has read: a row for each item and day, and a row for each pair of user and item."""
+    """What a rank has read from its row groups: a row per item and day, and a row per user and item."""
 
     day: NDArray[np.int64]
     item: NDArray[np.int64]
@@ -90,7 +90,7 @@ class _Read:
     pair_day: NDArray[np.int64]
     rows: int
     positives: int
-    weight: float | None = None  # sum over the positive rows; None if rows have no weights
+    weight: float | None = None  # sum of the positive rows' weights; None if rows have no weights
 
 
 def pair_hash(users: Tensor, items: Tensor) -> Tensor:

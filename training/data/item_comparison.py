@@ -106,7 +106,7 @@ class ItemComparison:
             dense=dense,
             categorical=categorical,
             labels=batch.labels[rows],
-            # Without positive rows, there is one row, and it has weight zero.
+            # If the batch has no positive row, one of its rows is kept with weight zero.
             weights=batch.weights[rows] * positive.weight,
             global_weight=self._catalogue.expected(batch)[0],
             weighted=False,

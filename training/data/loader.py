@@ -62,8 +62,8 @@ class _Sized(Protocol):
 
 SizedRead = TypeVar("SizedRead", bound=_Sized)
 _READ_AHEAD_MIB, _GPU_THREADS = 256, 4
-# At most this number of pools exist at a time. Some are being written, some wait, and the steps use the
-# batches of one.
+# At most this number of buffer pools exist at a time. Some are being written, some wait, and the training
+# steps use the batches of one.
 _POOLS = 5
 # Minimum number of steps per pool. With fewer, a batch would have too many neighbouring rows of a file.
 _MIN_POOL_STEPS = 4

@@ -33,8 +33,8 @@ from training.native.library import address, library, required_library
 # Largest number of draws for a negative. If the user chose the drawn item, another item is drawn. If all
 # draws return such items, the negative gets weight zero.
 _ATTEMPTS = 8
-# `ChosenPairs` has at least this number of flags for each pair, but at most 2 ** _MOST_FLAG_BITS flags in
-# total.
+# Size of the table of flags in `ChosenPairs`: at least this number for each pair of user and item, but at
+# most 2 ** _MOST_FLAG_BITS in total.
 _FLAGS_PER_PAIR, _MOST_FLAG_BITS = 16, 26
 # If the catalogue has at most this number of items per draw, distinct items are found by counting the draws
 # of each item.

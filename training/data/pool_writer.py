@@ -140,7 +140,7 @@ class PoolWriter:
 
 
 def _transposers_of(_: int, columns: Columns) -> tuple[Transposer, ...]:
-    """Returns a row group's transposers: for the label, for the dense features, and for the ids."""
+    """Returns the objects that write a row group's label, dense features and ids to a pool."""
     kinds = ([columns.label], columns.dense, columns.categorical)
     return tuple(transposer_of(kind) for kind in kinds)
 
@@ -314,7 +314,7 @@ def target_rows(
 def numpy_target_rows(
     rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
 ) -> NDArray[np.int64]:
-    """Computes the result of `target_rows` with NumPy."""
+    """Computes `target_rows`, the place in the pool of each row of a shard's window, with NumPy."""
     step, within = np.divmod(np.arange(rows, dtype=np.int64), shard_rows)
     in_order = step * batch_rows + first + within
     if order is None:
@@ -389,7 +389,7 @@ def _take(column: NDArray[Any], source_rows: NDArray[np.int64] | slice) -> NDArr
 def compiled_target_rows(
     rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
 ) -> NDArray[np.int64]:
-    """Computes `target_rows` in compiled code."""
+    """Computes `target_rows`, the place in the pool of each row of a shard's window, in compiled code."""
     targets = np.empty(rows, dtype=np.int64)
     order_address = None if order is None else order.ctypes.data
     required_library().nightrank_target_rows(

@@ -161,7 +161,7 @@ class _Dealer(Generic[Item]):
         self._ended = False
 
     def of(self, thread: int) -> Iterator[Item]:
-        """Yields the items of a thread. If the iterator raises an error, the thread that is next gets it."""
+        """Yields the items for one thread. An error of the iterator is raised in the thread that is next."""
         waiting = self._waiting[thread]
         while True:
             with self._lock:

@@ -97,7 +97,7 @@ class _Pool(DummyPool):
         self.workers_count = row_groups  # Petastorm makes the queue at least this long
 
     def start(self, worker_class: type, worker_args: Any = None, ventilator: Any = None) -> None:
-        """Fills the queue."""
+        """Starts the pool, and waits until the queue contains all row groups."""
         super().start(worker_class, worker_args, ventilator)
         while not ventilator.completed():
             time.sleep(_POLL_S)

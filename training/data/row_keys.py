@@ -74,7 +74,7 @@ def order_by_user(group: RowGroup) -> NDArray[np.int64]:
 
 
 def hash_keys(keys: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Returns a 64-bit hash of each key, (N,), which depends only on the key."""
+    """Returns a 64-bit hash of each user key or item key, (N,). It depends only on the key."""
     import pandas as pd  # imported here, because nightrank's wheel trains without pandas
 
     encoded = keys.combine_chunks().dictionary_encode()

@@ -51,7 +51,7 @@ class Staged:
     size_bytes: int
 
     def discard(self) -> None:
-        """Deletes the copy."""
+        """Deletes the local copy of the row group, if there is one."""
         if self.group.file.staged is not None:
             Path(self.group.file.staged).unlink()
 

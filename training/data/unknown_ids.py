@@ -21,7 +21,8 @@ from storage.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature
 from training.data.batch import Batch, RowsOfStep
 from training.data.row_keys import mix, split_row_keys, uniform
 
-# This number is added to the seed, so that these draws and the draws of negatives are independent.
+# This number is added to the seed, so that the choice of replaced ids and the draws of negatives are
+# independent.
 _STREAM = 0x756E6B6E6F776E
 
 
@@ -72,7 +73,7 @@ class UnknownIds:
         return cls(places, places, of_columns, seed)
 
     def only(self, columns: Sequence[int]) -> UnknownIds:
-        """Returns an object for a matrix of ids that has only the columns `columns`, in this order."""
+        """Returns an object that replaces the same ids in a matrix of the columns `columns`, in order."""
         position = {column: place for place, column in enumerate(columns)}
         kept = [index for index, place in enumerate(self.places.tolist()) if place in position]
         moved = [position[int(self.places[index])] for index in kept]
@@ -80,16 +81,16 @@ class UnknownIds:
         return UnknownIds(places, self.numbers[kept], self.shares[kept], self.seed)
 
     def keys_of_rows(self, row_keys: Tensor, epoch: int) -> Tensor:
-        """Returns a hash of each row in an epoch, (R,) int64, from `row_keys` (R, 7) int32."""
+        """Returns the hashes (R,) int64 by which `replace` chooses ids, from `row_keys` (R, 7) int32."""
         row_id, _, _, day = split_row_keys(row_keys)
         return self.keys(row_id, day, epoch)
 
     def keys(self, numbers: Tensor, days: Tensor, epoch: int) -> Tensor:
-        """Returns (R,) int64: for each of `numbers` (R,), a hash of the number, its day and the epoch."""
+        """Returns hashes (R,) int64 of numbers (such as row ids), their days and the epoch; see `replace`."""
         return mix(mix(mix(numbers + mix(days)) + epoch) + self.seed + _STREAM)
 
     def keys_of_draws(self, keys: Tensor, draws: int) -> Tensor:
-        """Returns a hash for each draw of each row, (R, draws) int64. `keys` (R,) has a hash of each row."""
+        """Returns a hash for each item drawn for a row, (R, draws) int64. `keys` (R,) are row hashes."""
         number = torch.arange(1, draws + 1, dtype=torch.int64, device=keys.device)
         return mix(keys[:, None] + number)
 

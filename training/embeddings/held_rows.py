@@ -246,7 +246,7 @@ _DRAWN_ON_A_GPU = 2**25
 
 
 class FilledTable(Protocol):
-    """The part of a StackedEmbedding that `fill_rows` uses."""
+    """The attributes of an embedding table (`StackedEmbedding`) that `fill_rows` uses."""
 
     blocks: tuple[RowBlock, ...]
     router: Router
@@ -258,7 +258,7 @@ class FilledTable(Protocol):
         """Returns how many numbers a row has."""
 
     def block_rows(self) -> Sequence[Tensor]:
-        """Returns a view of the rows of each block."""
+        """Returns, for each block in `blocks`, a view of the table rows of this block."""
 
 
 @torch.no_grad()

@@ -197,7 +197,7 @@ class ListElements:
 
     @classmethod
     def of(cls, ids: Tensor, lengths: Sequence[int], first_feature: int) -> ListElements:
-        """Returns the elements of `ids` (B, Σ lengths), which has the columns of all list features."""
+        """Returns the ids without padding of `ids` (B, Σ lengths), the columns of all list features."""
         lists = ids.split(list(lengths), dim=1)
         masks = [columns != PAD_ID for columns in lists]
         elements = [columns[mask] for columns, mask in zip(lists, masks, strict=True)]
@@ -207,7 +207,7 @@ class ListElements:
 
     @property
     def num_lists(self) -> int:
-        """Returns G."""
+        """Returns G, the number of list features."""
         return len(self.counts)
 
     @cached_property
@@ -282,7 +282,7 @@ class PaddedLists:
 
     @property
     def num_lists(self) -> int:
-        """Returns G."""
+        """Returns G, the number of list features."""
         return len(self.lengths)
 
     def features(self, num_single: int) -> Tensor:
@@ -296,7 +296,7 @@ class PaddedLists:
         return _constant(tuple(features), self.filled.device)
 
     def sources(self, num_vectors: int, num_single: int, pooling: Pooling) -> tuple[Tensor, Tensor | None]:
-        """Returns what `ListElements.sources` returns. Here every id is an element, padding included."""
+        """Returns for each id, with padding, a vector's index and a factor; see `ListElements.sources`."""
         starts = torch.arange(0, num_vectors, num_single + self.num_lists, device=self.filled.device)
         source = (starts.unsqueeze(1) + self.features(num_single)).flatten()
         factors = self.filled.float()
@@ -436,7 +436,7 @@ class BatchRows:
         return self._requested(ids, self._keys(ids.long(), self._router.features[feature]), None, "exchange")
 
     def request(self, ids: Tensor, *, padded: bool) -> None:
-        """Requests the rows of a batch before its step. The next step must look up the same `ids`."""
+        """Requests a batch's table rows from other ranks before its step, which must look up this tensor."""
         self.discard()
         self._early = self._of_batch(ids, f"{self.name}.request", padded=padded)
 
@@ -454,7 +454,7 @@ class BatchRows:
             self._early.record_stream(stream)
 
     def discard(self) -> None:
-        """Discards a request that no step has used. All ranks must call this method."""
+        """Discards a request for table rows that no step has used. All ranks must call this method."""
         if self._early is not None and self._early.request is not None:
             self._early.request.discard()
         self._early = None

@@ -409,7 +409,7 @@ def choose_tiers(
 def _hot_share(
     tables: Sequence[PlannedTable], lookups: Sequence[Sequence[NDArray[np.float64]]], hot: list[list[int]]
 ) -> float:
-    """Returns the share of lookups that read hot rows, counted over the tables that have a tail."""
+    """Returns the share of lookups that read hot rows (on a device), in tables with rows in host memory."""
     hot_lookups = all_lookups = 0.0
     for table, of_table, firsts in zip(tables, lookups, hot, strict=True):
         if tuple(firsts) == table.placement.cardinalities:
@@ -468,7 +468,7 @@ def runs_of(lookups: NDArray[np.float64]) -> Iterator[tuple[int, int, float]]:
 
 
 def _copies(placement: FeaturePlacement, ranks: int) -> float:
-    """Returns how many ranks hold a copy of each row, as a share of all ranks."""
+    """Returns the share of the ranks that hold a copy of each row of a feature."""
     if placement.kind == "replicated":
         return 1.0
     if placement.kind == "table_wise" or placement.kind == "row_wise":
@@ -489,7 +489,7 @@ def _rows_on(placement: FeaturePlacement, rank: int, ranks: int, start: int, end
 
 
 def _fitting(placement: FeaturePlacement, run: _Run, rows_left: Sequence[int]) -> int:
-    """Returns how many rows of a run fit, from its first row on; rank r has room for `rows_left[r]` rows."""
+    """Returns how many of a run's first rows fit; the device of rank r has room for `rows_left[r]` rows."""
     if placement.kind == "replicated":
         return min(run.end - run.start, *rows_left)
     if placement.kind == "table_wise":
@@ -544,8 +544,8 @@ class Router(nn.Module):
             for block in placement.blocks(owner):
                 row = ranks if features[block.feature].kind == "replicated" else owner
                 if self.tiered and block.place >= placement.first_tail:
-                    # The first block.first // block.step rows of this feature on this owner are hot, so the
-                    # tail starts after them.
+                    # `keys` adds ids // strides, which also counts the feature's rows on this rank's device.
+                    # They come first, so subtract their number.
                     tail_places[row][block.feature] = block.place - block.first // block.step
                 else:
                     places[row][block.feature] = block.place
@@ -626,6 +626,6 @@ class Router(nn.Module):
         return self.block_starts[block] + (rows - self.block_places[block]) * self.block_steps[block]
 
     def untiered_rows(self, rows: Tensor) -> Tensor:
-        """Converts indices of this rank's rows to the indices that these rows would have without a tail."""
+        """Converts this rank's row indices to those that it would have if all rows were on the device."""
         block = torch.searchsorted(self.block_ends, rows, right=True)
         return self.block_untiered[block] + rows - self.block_places[block]

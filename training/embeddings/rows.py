@@ -81,7 +81,7 @@ class Groups:
 def sum_by_sorting(
     groups: Groups, values: Tensor, source: Tensor | None = None, weights: Tensor | None = None
 ) -> Tensor:
-    """Computes `Groups.sum` on a GPU, where an embedding bag would use only one thread per key."""
+    """Sums rows by key (`Groups.sum`) on a GPU, where an embedding bag would use one thread per key."""
     elements = values if source is None else values.index_select(0, source)
     if weights is not None:
         elements = elements * weights.unsqueeze(1)
@@ -230,7 +230,7 @@ class TieredRows:
         return self.hot.device
 
     def of_kernels(self, accumulator: TieredRows | None = None) -> Tail:
-        """Returns an object from which kernels take the rows in host memory and their accumulators."""
+        """Returns what Triton kernels need to use the rows in host memory and their Adagrad accumulators."""
         return Tail(self.tail, self.first_tail, None if accumulator is None else accumulator.tail)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:

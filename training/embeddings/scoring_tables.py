@@ -66,7 +66,7 @@ class RowsOnDemand(StackedEmbedding):
     def _rows_to_read(
         self, rows: RowsOfBatch, dtype: torch.dtype = torch.float32
     ) -> tuple[RowTensor, Tensor, ExchangedRows | None]:
-        """See `StackedEmbedding._rows_to_read`. The matrix has the rows that were kept, in any order."""
+        """See `StackedEmbedding._rows_to_read`. The matrix has the cached rows, in any order."""
         if self._kept is None:
             raise RuntimeError(
                 "internal error, please report: the table was used before its files were opened"
@@ -95,8 +95,8 @@ class KeptRows:
         # Do not reuse the old memory: other threads may still read it.
         device = self._like.device
         self._values = self._like
-        self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # ascending
-        self._places = torch.zeros(0, dtype=torch.int64, device=device)  # index of each row in `_values`
+        self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # ascending indices
+        self._places = torch.zeros(0, dtype=torch.int64, device=device)  # their positions in `_values`
 
     @torch.no_grad()
     # The cache keeps its tensors and changes them in later calls. Tensors from inference mode could not be

@@ -197,7 +197,7 @@ class StackedEmbedding(HeldRows):
         return BatchLookup(vectors, rows.ids, rows.keys, rows.lists, rows.groups, exchanged)
 
     def _scales(self) -> Tensor | None:
-        """Returns the factors (rows,) of the rows of `weight`; None if all factors are 1."""
+        """Returns the factors (rows,) that turn rows of `weight` into vectors; None if all factors are 1."""
         return None
 
     def _column_features(self, ids: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class StackedEmbedding(HeldRows):
         self.batch_rows.start_fetch(self.matrix, self._vector_dtype)
 
     def take_gradient(self, collectives: Collectives = ALONE) -> SummedRowGradient:
-        """Returns and clears the gradient since the last call; see `PendingLookups.take_gradient`."""
+        """Returns and clears the rows' gradient since the last call; see `PendingLookups.take_gradient`."""
         return self._pending.take_gradient(self.weight, collectives)
 
     def take_lookup_gradient(self, collectives: Collectives = ALONE) -> LookupGradient | None:
@@ -470,7 +470,7 @@ class HotShare:
 
     @torch.no_grad()
     def add_ids(self, ids: Tensor, hot: Tensor) -> None:
-        """Counts the lookups of `ids` (N,). Ids below the scalar `hot` are hot."""
+        """Counts the lookups of `ids` (N,). Rows of ids below the scalar `hot` are on the device (hot)."""
         is_hot = ids < hot
         self._count(is_hot.sum(), torch.ones_like(is_hot).sum())
 

@@ -214,7 +214,7 @@ def _write_smaller(
 
 
 def _example(exported: ExportedModel, rows: int, form: Ranker) -> tuple[Tensor, ...]:
-    """Returns random inputs for a form. Any id can occur, and a list can have any length, 0 included."""
+    """Returns random inputs for a form such as `ranker`. Any id can occur, and lists can have any length."""
     generator = torch.Generator().manual_seed(rows)
     columns = [torch.zeros(rows, 0, dtype=torch.int64)]
     for feature, span in id_columns(exported.spec, exported.multi_hot):
@@ -365,7 +365,7 @@ class Sample:
 
     @classmethod
     def of(cls, form: Ranker, version: str, inputs: Sequence[tuple[Tensor, ...]]) -> Sample:
-        """Runs a form on its inputs, and stores the results, so that the model may be changed later."""
+        """Runs a form such as `ranker` on inputs, and stores the results; the model may change afterwards."""
         with torch.inference_mode():
             return cls(form, version, inputs, [form(*of_call).numpy() for of_call in inputs])
 

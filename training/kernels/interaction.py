@@ -66,7 +66,7 @@ def _gradients(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tens
 
 @operator("dot_interaction(Tensor bottom, Tensor embedded, ScalarType dtype) -> Tensor", _result)
 def dot_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
-    """Computes `interact` in `dtype`; `bottom` is (B, 0) if there is no bottom MLP."""
+    """Computes DLRM's dot interaction (`interact`) in `dtype`; without a bottom MLP, `bottom` is (B, 0)."""
     shape = _Shape(bottom, embedded, dtype)
     out = torch.empty(len(embedded), shape.width, dtype=dtype, device=embedded.device)
     if out.numel():
@@ -103,7 +103,7 @@ differentiable(dot_interaction, _differentiate, _save_inputs)
 
 
 def _width(bottom: Tensor, embedded: Tensor) -> int:
-    """Returns the number of columns of the result."""
+    """Returns the number of columns of the interaction: the width of `bottom` plus the pairs of vectors."""
     num_vectors = embedded.shape[1] + (bottom.shape[1] > 0)
     return bottom.shape[1] + num_vectors * (num_vectors - 1) // 2
 
@@ -131,7 +131,7 @@ def program_of(num_vectors: int, dim: int, *, exact: bool) -> dict[str, int]:
 
 
 class _Shape:
-    """The arguments of both kernels. `width` is the number of output columns, including those of zeros."""
+    """The arguments of the forward and the backward kernel. `width` also counts output columns of zeros."""
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         _, num_features, dim = embedded.shape

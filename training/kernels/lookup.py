@@ -52,7 +52,7 @@ class FeaturePositions:
 
     @classmethod
     def of(cls, first_row: Tensor, list_lengths: Sequence[int], mean: bool) -> FeaturePositions:
-        """Returns the features of a table. The last features are lists, with `list_lengths` columns each."""
+        """Returns the id columns of a table's features; the last are lists of `list_lengths` columns."""
         single = len(first_row) - len(list_lengths)
         widths = (*[1] * single, *list_lengths)
         column, width = _columns(widths, first_row.device)

@@ -70,7 +70,7 @@ def write_rows(
 
 
 def tile_columns(num_dense: int, id_width: int) -> int:
-    """Returns the number of columns of a tile."""
+    """Returns the number of columns of a tile, the part of the pool that one kernel program writes."""
     return int(min(triton.next_power_of_2(1 + num_dense + id_width), _TILE_COLUMNS))
 
 

@@ -340,7 +340,7 @@ def apply(
 # SC). The random bits are a function of seed, step, row and column, so the order in which the programs
 # (instances of a kernel) run does not change them.
 
-# The results of `grid_of` for each dtype: the number of mantissa bits, and the lowest exponent.
+# For each 16-bit dtype, the number of mantissa bits and the lowest exponent; see `grid_of`.
 _GRIDS = {torch.bfloat16: (7, 8), torch.float16: (10, 113)}
 
 

@@ -22,7 +22,7 @@ _TILE = 1024
 
 
 def take(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor) -> Tensor:
-    """Returns rows of the matrix, (N, E), in the dtype of the matrix.
+    """Returns rows (N, E) of a matrix that is partly on the device and partly in host memory.
 
     Args:
         hot: (H, E), the rows in the device's memory.
@@ -40,7 +40,7 @@ def take(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor) -> Tensor:
 
 
 def put(hot: Tensor, tail: Tensor, first_tail: int, rows: Tensor, values: Tensor) -> None:
-    """Sets rows of the matrix, which are all different, to `values` (N, E). See `take`."""
+    """Sets distinct rows of a matrix, which is partly in host memory, to `values` (N, E). See `take`."""
     values = values.to(hot.dtype).contiguous()
     if values.numel():
         with on_device_of(hot):

@@ -30,7 +30,7 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns the exit code: 0 done, 2 bad configuration, 3 bad data, 4 infrastructure."""
+    """Trains a model; returns the exit code: 0 done, 2 bad configuration, 3 bad data, 4 infrastructure."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(
         level=logging.INFO,

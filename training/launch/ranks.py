@@ -128,7 +128,7 @@ def _slots(spark: SparkSession) -> int:
 
 
 def _require_slots(spark: SparkSession, train: Train, ranks: int, slots: int) -> int:
-    """Returns `slots`. Raises InfrastructureError if the training needs more slots."""
+    """Returns `slots`, how many tasks Spark runs at a time. Raises InfrastructureError if it is too low."""
     key, least = "num_ranks", ranks
     if train.elastic:
         key, least = "elastic.min_ranks", train.elastic.min_ranks

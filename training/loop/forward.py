@@ -62,7 +62,7 @@ class DensePart(nn.Module):
 
 
 class _Compiled(nn.Module):
-    """A compiled dense part, in a module that a CUDA graph can record."""
+    """The compiled layers after a model's table lookups, in a module that a CUDA graph can record."""
 
     def __init__(self, part: DensePart) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ def sampled_products(users: Tensor, items: Tensor, index: Tensor) -> Tensor:
 
 
 def is_compiled(users: Tensor, items: Tensor) -> bool:
-    """Returns whether a compiled function computes the products: only on a CPU, without mixed precision."""
+    """Returns whether `sampled_products` uses compiled code: only on a CPU, without mixed precision."""
     return (
         users.dtype == items.dtype == torch.float32
         and users.device.type == "cpu"

@@ -146,7 +146,7 @@ class EarlyStopping(Callback):
         state.stopped = stop_reason(state.history, self._rule)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Checks the history again if it has a new evaluation."""
+        """After an evaluation, ends the training if the rule `train.stop_at` requires it."""
         if "validation" in entry:
             state.stopped = stop_reason(state.history, self._rule)
 
@@ -166,7 +166,7 @@ class Prune(Callback):
         self._check(state)
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Checks the history again if it has a new evaluation."""
+        """After an evaluation, ends the training if the pruning rule requires it."""
         if "validation" in entry:
             self._check(state)
 
@@ -264,7 +264,7 @@ class SaveCheckpoints(Callback):
         self._before_save = before_save
         self._after_save = after_save
         self._best_of = best_of
-        self._best: Mapping[str, Any] | None = None  # the best of the first `_compared` entries
+        self._best: Mapping[str, Any] | None = None  # best evaluation of the first `_compared` entries
         self._compared = 0
         self._warned = False
 

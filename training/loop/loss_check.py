@@ -29,11 +29,11 @@ from training.data.sharding import DataFile
 from training.loop.training_loop import Callback, StepResult, TrainingState
 from training.models.inputs import id_columns
 
-# On a GPU, a loss is read after this number of steps. The host is rarely so many steps ahead of the GPU. The
-# memory of the GPU then has copies of the rows of these steps and of one more step.
+# On a GPU, the loss of a step is read this number of steps later, because the host is rarely so many steps
+# ahead of the GPU. The GPU holds copies of the rows of these steps and of the last step that was checked.
 _LAG_STEPS = 8
 # Dense features are normalized, or logarithms of counts. So a larger absolute value is reported as a likely
-# cause.
+# cause of a loss that is not finite.
 _EXTREME_VALUE = 1e4
 
 
@@ -55,7 +55,7 @@ class _Step:
 
 
 class LossCheck(Callback):
-    """Checks the losses of one training run.
+    """Checks that all losses of a training run are finite.
 
     Args:
         loader: the source of the batches.
@@ -82,7 +82,7 @@ class LossCheck(Callback):
         self._last_good: _Step | None = None
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
-        """Checks the step's loss; see `add`."""
+        """Checks that the step's loss is finite; see `add`."""
         self.add(state.step, result.loss, result.batch)
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
@@ -204,7 +204,7 @@ class LossCheck(Callback):
 
 
 def _lag_steps(loss: Tensor) -> int:
-    """Returns the number of steps after which a loss is read."""
+    """Returns how many steps later the host reads a step's loss: 0 if the loss is on a CPU."""
     return _LAG_STEPS if loss.is_cuda else 0
 
 

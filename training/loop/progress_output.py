@@ -72,7 +72,7 @@ class ReportProgress(Callback):
         self._global_batch_size = global_batch_size
 
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
-        """Sends the entry with its labels."""
+        """Adds labels to a history entry, and sends it to the driver."""
         labels = {
             "training": self._architecture,
             "steps": state.total_steps,
@@ -99,7 +99,7 @@ class Meter(Callback):
     def __init__(self, device: torch.device, every_steps: int) -> None:
         self._device = device
         self._every_steps = every_steps
-        self._loader_wait_s = 0.0  # seconds that the loader had waited at the last entry
+        self._loader_wait_s = 0.0  # the value of `state.loader_wait_s` at the last entry
         self._restart()
 
     def _restart(self) -> None:
@@ -108,7 +108,7 @@ class Meter(Callback):
         self._since = time.perf_counter()
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Starts the clock."""
+        """Starts to measure the speed of the training."""
         self._restart()
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:

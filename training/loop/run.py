@@ -464,7 +464,7 @@ def plan_tiers(
 
 
 def _rank_bytes(train: Train, device: torch.device) -> tuple[int, ConfigError | None]:
-    """Returns how many bytes of rows this rank's device may hold, or an error."""
+    """Returns how many bytes of table rows this rank's device may hold, or an error if that is unknown."""
     if train.embedding_memory_mib is not None:
         return train.embedding_memory_mib << 20, None
     if device.type == "cuda":
@@ -514,13 +514,13 @@ def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent
 
 
 def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
-    """Returns a block with those rows of `block` that the parent also has, which are its first rows."""
+    """Returns the first rows of a block of table rows: those that the parent model also has."""
     rows = -(-max(cardinalities[block.feature] - block.first, 0) // block.step)
     return replace(block, rows=min(rows, block.rows))
 
 
 def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
-    """Raises DataError if the parent has other features, or a feature with a larger cardinality."""
+    """Raises DataError if the parent model has other features, or a feature with a larger cardinality."""
     features = [(feature.name, feature.kind) for feature in spec.features]
     parent_features = [(feature.name, feature.kind) for feature in parent.features]
     if features != parent_features:

@@ -217,7 +217,7 @@ class EarlyRequests:
 
     @property
     def are_possible(self) -> bool:
-        """Returns whether a table exchanges rows."""
+        """Returns whether rows can be requested: whether ranks exchange rows of any table of the model."""
         return bool(self._tables)
 
     def note_lookups(self, ids: Tensor) -> None:
@@ -236,7 +236,7 @@ class EarlyRequests:
             self._ids_are_there = torch.cuda.current_stream(self._device).record_event()
 
     def request(self, ids: Tensor) -> None:
-        """Requests the rows of `ids` (B, W). The next step must look up the same tensor."""
+        """Requests the table rows of `ids` (B, W) from other ranks. The next step must look up `ids`."""
         if self._stream is None:
             self._request(ids)
             return

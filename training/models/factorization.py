@@ -59,7 +59,7 @@ class FeatureSides:
 
     @classmethod
     def of(cls, spec: FeatureSpec) -> FeatureSides:
-        """Returns the sides of a spec's features, determined by their scopes."""
+        """Returns the side of each feature of a spec: USER if its scope is `user`, otherwise ITEM."""
         dense, embedded = (
             tuple(Side.USER if feature.scope == "user" else Side.ITEM for feature in features)
             for features in (spec.dense, spec.embedded)
@@ -131,10 +131,13 @@ class SharesItems(Protocol):
 
 @runtime_checkable
 class Factorizable(Protocol):
-    """A model that can be factorized."""
+    """A model that can be divided into computations per user, per item and per pair."""
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> Factorization:
-        """Returns the factorization. Results of `side_part`, and products per pair, are in `dtype`."""
+        """Returns this model divided into computations per user, per item and per pair.
+
+        Results of `side_part`, and products per pair, are in `dtype`.
+        """
         ...
 
 
@@ -249,12 +252,12 @@ class FactorizedMLP:
 
     @property
     def pair_weights(self) -> Tensor:
-        """Returns the weights of the columns of pairs in the first layer, (K_pair, H)."""
+        """Returns the first layer's weights (K_pair, H) of the columns that depend on both user and item."""
         return self._pair
 
     @property
     def after(self) -> LayersAfterFirst:
-        """Returns the layers that `after_first` computes: none if the first layer gives the logit."""
+        """Returns the MLP's layers after the first; none if the first layer computes the logit."""
         layers = [
             DenseLayer(weight, bias, slopes)
             for (weight, bias), slopes in zip(self._hidden, self._slopes[1:], strict=True)
@@ -264,7 +267,7 @@ class FactorizedMLP:
         return LayersAfterFirst(self._slopes[0] if self._slopes else None, layers)
 
     def outputs_of_pairs(self, pairs: Tensor) -> Tensor:
-        """Computes `outputs` if all columns belong to pairs; `pairs` is (U, I, K)."""
+        """Computes `outputs` if all input columns, `pairs` (U, I, K), depend on both user and item."""
         num_users, num_items = pairs.shape[:2]
         flat = pairs.reshape(num_users * num_items, -1).to(self._dtype)
         first = torch.addmm(self._bias.to(self._dtype), flat, self._pair)

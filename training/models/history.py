@@ -175,7 +175,7 @@ class HistoryModel(nn.Module):
         return self.histories(categorical), self.embedding(others)
 
     def histories(self, categorical: Tensor) -> Tensor:
-        """Returns the histories, (B, L) or, with ages, (B, 2 L). See `separate`."""
+        """Returns the ids of each row's history, (B, L) or, with ages, (B, 2 L). See `separate`."""
         items = categorical[:, self.layout.columns]
         if self.layout.ages is None:
             return items

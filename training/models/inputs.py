@@ -50,7 +50,7 @@ class Inputs:
 
     @classmethod
     def of(cls, spec: FeatureSpec, multi_hot: MultiHot, tables: TableFactory | None = None) -> Inputs:
-        """Returns the inputs of a feature spec."""
+        """Returns the inputs of a model whose features are those of a feature spec."""
         return cls(
             len(spec.dense),
             spec.cardinalities,

@@ -32,7 +32,7 @@ from training.kernels.torch_operators import differentiable, operator
 from training.models.factorization import Side, positions_by_side
 from training.native.library import BEST, address, library, required_library
 
-# The vectors of a tile have at most this many numbers, which take 2 MiB in bf16.
+# Rows are processed in tiles. The vectors of a tile have at most this many numbers (2 MiB in bf16).
 _TILE_NUMBERS = 2**20
 
 
@@ -102,7 +102,7 @@ def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
 
 
 def _plain_interaction(bottom: Tensor | None, embedded: Tensor) -> Tensor:
-    """Computes `interact` by plain operators, for exported models."""
+    """Computes DLRM's dot interaction (`interact`) by plain torch operators, for exported models."""
     vectors = embedded if bottom is None else torch.cat([bottom.unsqueeze(1), embedded], dim=1)
     dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)  # (B, F * F)
     count = vectors.shape[1]
@@ -125,7 +125,7 @@ def _gradients(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tens
 
 @operator("tiled_interaction(Tensor bottom, Tensor embedded, ScalarType dtype) -> Tensor", _result)
 def tiled_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
-    """Computes `interact` in `dtype`; `bottom` is (B, 0) if there is no bottom MLP."""
+    """Computes DLRM's dot interaction (`interact`) in `dtype`; without a bottom MLP, `bottom` is (B, 0)."""
     if _is_compiled(dtype, bottom, embedded):
         return compiled_interaction(bottom, embedded)
     width = bottom.shape[1]

@@ -159,7 +159,7 @@ class LinearPart(ClickModel):
         return self.bias + vectors[0].sum(dim=(1, 2)) + dense_sum
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedLinear:
-        """Returns the factorization: one sum for the user and one for the item, always in float32."""
+        """Returns the linear part divided into one sum per user and one per item, always in float32."""
         return FactorizedLinear(self, sides)
 
 

@@ -224,14 +224,14 @@ class RandomSequenceLayer(RandomLayer):
         self.shard_starts: list[int] = []
 
     def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:
-        """Stores the values on which the next step's numbers depend. See `RandomLayer.draw_mask`."""
+        """Stores the seeds of the next step's random numbers. See `RandomLayer.draw_mask`."""
         ends = torch.tensor([0, *rows]).cumsum(0).tolist()
         self.shard_starts = [start for start, count in zip(ends[:-1], rows, strict=True) if count]
         names = [f"{key}/{shard}" for shard, count in zip(shards, rows, strict=True) if count]
         self._seeds = [int.from_bytes(sha256(name.encode()).digest()[:7]) for name in names]
 
     def _draws(self, first_rows: Tensor | None) -> bool:
-        """Returns whether the layer draws numbers for these sequences. It does so only in training."""
+        """Returns whether the layer draws random numbers for these sequences. It does so only in training."""
         return self.training and first_rows is not None and bool(self._seeds) and bool(len(first_rows))
 
     def _of_shards(self, draws: Tensor, first_rows: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:

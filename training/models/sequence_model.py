@@ -43,7 +43,7 @@ class SequenceModel(HistoryModel, ABC):
     dropout: SequenceDropout
 
     def __init__(self, layout: Layout, dim: int, inputs: Inputs) -> None:
-        """Creates the table."""
+        """Creates the embedding table."""
         super().__init__(layout, dim, inputs, _DEVIATION)
 
     def _add_features(self, inputs: Inputs, ages: str | None = None) -> None:
@@ -58,7 +58,7 @@ class SequenceModel(HistoryModel, ABC):
             of_user = torch.tensor([scope == "user" for scope in scopes], dtype=torch.float32)
             self.register_buffer(name, of_user, persistent=False)
         self._num_single = inputs.num_embedded - len(inputs.list_lengths)
-        # For each side, its features that are ids, without the history and the ages.
+        # The id features of the user, then those of the item and context, without the history and the ages.
         self._ids_of_sides: tuple[list[int], list[int]] = ([], [])
         for feature, scope in enumerate(inputs.embedded_scopes):
             if feature != self.layout.history and inputs.names[feature] != ages:
@@ -104,7 +104,7 @@ class SequenceModel(HistoryModel, ABC):
         return self.item_part(dense, categorical)
 
     def user_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns u of the formula in the module's docstring, (B, E) float32."""
+        """Returns the user's vector u (B, E): the encoded history plus vectors of other user features."""
         histories = self.histories(categorical)
         encoded = self._encode_rows(histories) if self.training else self.encode(histories, None)
         if not dense.shape[1] and not self._ids_of_sides[0]:
@@ -112,11 +112,14 @@ class SequenceModel(HistoryModel, ABC):
         return encoded + self._side(dense, categorical, 0)
 
     def item_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Returns v of the formula in the module's docstring, (B, E) float32."""
+        """Returns the item's vector v (B, E): the sum of the vectors of the item's and context features."""
         return self._side(dense, categorical, 1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedSequenceModel:
-        """Returns the factorization. Products are computed in float32."""
+        """Returns this model divided into computations per user, per item and per pair.
+
+        Products are computed in float32.
+        """
         return FactorizedSequenceModel(self)
 
     def _encode_rows(self, histories: Tensor) -> Tensor:
@@ -169,7 +172,7 @@ def sequence_layout(
 
 
 class FactorizedSequenceModel:
-    """The factorization. Users have vectors (R, E). Items have vectors (R, E) and biases (R,).
+    """The factorization of a `SequenceModel`. Users have vectors (R, E); items also have biases (R,).
 
     All of them are float32.
     """
@@ -196,7 +199,7 @@ class BiasedSequenceModel(SequenceModel):
     """
 
     def _add_item_biases(self, inputs: Inputs) -> None:
-        """Creates the biases, which are zero at first."""
+        """Creates a bias for each item. The biases are zero at first."""
         layout = self.layout
         # Only rows of the item's feature are read. The table has one row for each other feature, because the
         # code that saves and loads tables finds rows by the index of the feature.
@@ -222,5 +225,5 @@ class BiasedSequenceModel(SequenceModel):
 
 
 def first_vectors(*shape: int) -> nn.Parameter:
-    """Returns a parameter with numbers of N(0, 0.02²)."""
+    """Returns a parameter with random numbers drawn from N(0, 0.02²)."""
     return nn.Parameter(torch.empty(*shape).normal_(std=_DEVIATION))

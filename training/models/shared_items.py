@@ -31,12 +31,12 @@ from torch.nn import functional
 from training.models.factorization import DenseLayer, FactorizedMLP, LayersAfterFirst, Part
 from training.native.library import BEST, address, library, required_library
 
-# A feature has few values if the number of its distinct values is at most this share of the items.
+# An item vector has few values if the number of its distinct values is at most this share of the items.
 _FEW_VALUES_SHARE = 0.25
-# Number of items whose first layers are in memory at the same time.
+# Number of items for which the first layer's outputs are in memory at the same time.
 _TILE_ITEMS = 1024
-# Number of users per block. The matrices of these users fit into a core's cache, together with the first
-# layers of a tile of items.
+# Number of users per block. The matrices of these users fit into a core's cache, together with the outputs
+# of the first layer for a tile of items.
 _BLOCK_USERS = 24
 
 
@@ -131,7 +131,7 @@ class SharedItems:
         return logits
 
     def _block_of(self, users: Part) -> UserBlock:
-        """Returns the values that depend on the users of a block; see `UserBlock`."""
+        """Returns what a block of users contributes to the logits of all items; see `UserBlock`."""
         share, vectors = users[0], users[1]
         if self._equal:
             same = self._items[1][0, self._equal]  # (columns, E)
@@ -361,13 +361,13 @@ def _each(group: Group, change: Callable[[Tensor], Tensor]) -> Group:
 
 
 def _contiguous(mlp: LayersAfterFirst) -> LayersAfterFirst:
-    """Returns the layers with tensors whose elements are adjacent."""
+    """Returns the layers with contiguous tensors."""
     layers = [_each(layer, Tensor.contiguous) for layer in mlp.layers]
     return LayersAfterFirst(None if mlp.slopes is None else mlp.slopes.contiguous(), layers)
 
 
 def _layers(mlp: LayersAfterFirst) -> ctypes.Array[_Layer]:
-    """Returns layers for the library, which are valid as long as `mlp` exists."""
+    """Returns the layers as C structures for compiled code, which are valid as long as `mlp` exists."""
     return (_Layer * len(mlp.layers))(
         *(
             _Layer(*layer.weight.shape, address(layer.weight), address(layer.bias), address(layer.slopes))

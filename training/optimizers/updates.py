@@ -238,7 +238,7 @@ class FtrlRows:
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient) -> None:
-        """Updates the rows that have a gradient."""
+        """Updates the table rows that have a gradient."""
         matrices = (self.table.matrix, self.z, self.n)
         weight, z, n = (matrix.index_select(0, gradient.rows) for matrix in matrices)
         updated = _ftrl_step(weight, z, n, gradient.values, self.settings)
@@ -351,7 +351,7 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
-        """Updates the rows of a gradient. `step` is the step of the training."""
+        """Updates the table rows that `gradient` contains, in step number `step` of the training."""
         total = self.accumulator.index_select(0, gradient.rows) + gradient.values.square().mean(dim=1)
         self.accumulator.index_copy_(0, gradient.rows, total)
         scale = -rate / (total.sqrt() + self.epsilon)
@@ -363,7 +363,7 @@ class RowWiseAdagrad:
         self.table.apply_lookup_gradient(gradient, rate, step, self.accumulator, self.epsilon)
 
     def state(self) -> dict[str, RowTensor]:
-        """Returns `adagrad` (rows,), which has one entry per row of this rank's matrix."""
+        """Returns the accumulator, `adagrad` (rows,), which has one entry per row of this rank's matrix."""
         return {"adagrad": self.accumulator}
 
 
@@ -413,7 +413,7 @@ class LazyAdam:
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
-        """Updates the rows whose gradient is not zero. `step` is the step of the training."""
+        """Updates the table rows whose gradient is not zero, in step number `step` of the training."""
         on_host = gradient.values.device.type == "cpu" and gradient.values.dtype == torch.float32
         if on_host and library() is not None:
             used = _without_zero_rows(gradient)
@@ -466,7 +466,7 @@ class LazyAdam:
         rate: float,
         instructions: int,
     ) -> Tensor:
-        """Computes `compiled_change` for a state that consists of three plain tensors."""
+        """Updates the moments in `states`, and returns the change (N, E) of the rows' weights."""
         mean, square, updates = states
         rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
         change = torch.empty_like(values)
@@ -516,7 +516,7 @@ class RowSgd:
 
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
-        """Updates the rows of a gradient. `step` is the step of the training."""
+        """Updates the table rows that `gradient` contains, in step number `step` of the training."""
         self.table.add_to_rows(gradient.rows, gradient.values * -rate, step)
 
     @torch.no_grad()
@@ -530,10 +530,10 @@ class RowSgd:
 
 
 class RowOptimizer(Protocol):
-    """An optimizer that updates the rows of a gradient and does not read other rows."""
+    """An optimizer that updates only the table rows that have a gradient, and reads no other rows."""
 
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
-        """Updates the rows of a gradient. `step` is the step of the training."""
+        """Updates the table rows that `gradient` contains, in step number `step` of the training."""
         ...
 
     def state(self) -> dict[str, RowTensor]:

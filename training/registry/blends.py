@@ -82,7 +82,7 @@ class BlendRecord:
 
 
 def record_blend(lake: LakePaths, name: str, record: BlendRecord) -> None:
-    """Replaces the blend of a run date."""
+    """Stores the blend that was learned for a run date, and replaces an earlier one of this date."""
     values = format_versions.BLEND.stamp(asdict(record))
     file_io.replace_json(dated_path(lake, name, BLENDS, record.run_date), values)
 

@@ -108,7 +108,7 @@ class TrainingOutcome:
         )
 
     def best_epoch(self, measure: str) -> float | None:
-        """Returns the epoch of the earliest evaluation with the best value; None if there are no values."""
+        """Returns the epoch at which a measure first had its best value; None if it has no values."""
         known = [
             (value, evaluation.epoch)
             for evaluation in self.curve
@@ -264,12 +264,12 @@ class Comparison:
         return sorted(training.version for training in trainings if not training.failure)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the result as JSON values, for the manifest."""
+        """Returns the comparison as JSON values, for its manifest."""
         return {**asdict(self), "best": self.best.name, "versions": self.versions}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Comparison:
-        """Returns the result that a manifest contains."""
+        """Returns the comparison from the JSON values in its manifest."""
         experiments = []
         for experiment in facts["experiments"]:
             trainings = [
@@ -292,7 +292,7 @@ def _chosen(metrics: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def cost(measure: str, value: float) -> float:
-    """Returns a number that is smaller for a better value."""
+    """Returns a measure's value, negated if larger values are better, so that smaller is always better."""
     return -value if measure in _LARGER_IS_BETTER else value
 
 

@@ -116,7 +116,7 @@ def _described(lake: LakePaths, name: str) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _is_of(description: dict[str, Any], first_date: str) -> bool:
-    """Returns whether a model was trained for a kept date, or has no date."""
+    """Returns whether a model was trained for `first_date` or a later date, or has no run date."""
     return str(description.get("run_date", _LAST_DATE)) >= first_date
 
 
@@ -177,7 +177,10 @@ def _with_ancestors(versions: set[str], described: dict[str, dict[str, Any]]) ->
 def _retrievers(
     lake: LakePaths, name: str, described: dict[str, dict[str, Any]], first_date: str, workflows: set[str]
 ) -> set[str]:
-    """Returns the retrievers of kept dates, and for each workflow in use the newest retriever before them."""
+    """Returns the versions of the retriever that are kept.
+
+    These are the retrievers of `first_date` and later and, for each of `workflows`, the newest one before.
+    """
     kept = {version for version, values in described.items() if _is_of(values, first_date)}
     newest: dict[str, str] = {}  # maps each workflow version to a retriever
     for run_date in dates_of(lake, name, RUNS):

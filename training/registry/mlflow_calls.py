@@ -25,7 +25,7 @@ _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 
 def main() -> int:
-    """Runs the calls, and returns the exit code."""
+    """Runs the calls that arrive on standard input until it ends, and returns the exit code."""
     collect_rarely()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what MLflow prints goes to the log

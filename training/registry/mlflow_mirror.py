@@ -111,7 +111,7 @@ def track_training(
 def write_training(
     lake: LakePaths, description: Mapping[str, Any], params: Mapping[str, Any], raw_types: Mapping[str, str]
 ) -> None:
-    """Writes the run and the version of `track_training` in this process."""
+    """Writes a trained model to MLflow in this process, as a run and a version; see `track_training`."""
     if (client := open_client(lake)) is None:
         return
     name, version = description["name"], description["version"]

@@ -22,7 +22,10 @@ _lock = threading.Lock()
 
 
 def start() -> None:
-    """Starts the process if it is not running. It imports MLflow at once, and ends with the job's process."""
+    """Starts the process that calls MLflow, if it is not running.
+
+    The process imports MLflow at once, and ends when the job's process ends.
+    """
     global _process
     with _lock:
         if _process is None or _process.poll() is not None:

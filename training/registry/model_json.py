@@ -145,12 +145,12 @@ class ModelFile:
     sha256: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the entry as JSON values. The key `sha256` is left out if its value is None."""
+        """Returns name, length and checksums as JSON values. The key `sha256` is left out if it is None."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def damage(folder: str, entry: ModelFile) -> str | None:
-    """Returns how a file differs from its entry; None if it does not differ. Reads the complete file."""
+    """Reads a file, and returns how its length or checksums differ from `entry`; None if they are equal."""
     path = f"{folder}/{entry.name}"
     files, inner = file_io.filesystem(path)
     length, crc, sha = 0, 0, sha256()

@@ -25,7 +25,7 @@ from training.registry.champion_history import (
 from training.registry.model_json import is_complete
 
 _MIN_PREFIX_LENGTH = 4
-_WAIT_S = 60.0  # how long to wait for another process that changes the same date
+_WAIT_S = 60.0  # how long to wait while another process changes the same date's overrides
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ def _release(lake: LakePaths, name: str, request: OverrideRequest) -> Override |
     if state.pinned is None:
         return None
     pinned = state.pinned.champion
-    # On each date, the promotion comes after the overrides. So if the last entry is of the run date and does
-    # not name the pinned version, it is a promotion.
+    # In `champions`, a date's promotion comes after its overrides. So if the last entry has the run date and
+    # is not the pinned version, the gate promoted its version on this date.
     if state.champions and (last := state.champions[-1])[0] == request.run_date and last[1] != pinned:
         raise DataError(
             f"the gate promoted {last[1]} on {request.run_date}, so if the pin of {pinned} were released on "
@@ -176,7 +176,7 @@ def _record(
     champion: str,
     withdrawn: tuple[str, ...] = (),
 ) -> Override:
-    """Adds an override to its run date."""
+    """Adds an override (a manual decision about the champion) to the file of its run date."""
     if not request.why.strip():
         raise ConfigError(
             f"a {action} needs a reason", "give the reason with --why, for people who read the history"

@@ -65,7 +65,7 @@ class ServingModel:
 
     @property
     def version(self) -> str:
-        """Returns the version that serves."""
+        """Returns the version of the model that serves: the refit, if there is one, or the champion."""
         return self.refit or self.champion
 
     def folder(self, lake: LakePaths, name: str) -> str:

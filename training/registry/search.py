@@ -103,7 +103,7 @@ class Proposals:
         self._trial: Trial | None = None
 
     def ask(self) -> dict[str, Any]:
-        """Returns the value of each key of the space for the next trial."""
+        """Returns a value of each searched setting for the next trial."""
         self._trial = self._study.ask(self._distributions)
         proposed = self._trial.params
         return {key: _value(values, proposed[key]) for key, values in self._space.items()}
@@ -163,7 +163,7 @@ def _value(values: SearchedValues, proposed: Any) -> Any:
 
 
 def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
-    """Maps each point (see `PruningRule`) with evaluations to the value of the first evaluation there."""
+    """Maps points of a training run (see `PruningRule`) to the measure in the first evaluation there."""
     measured: dict[int, float] = {}
     for evaluation in outcome.curve:
         value = evaluation.measures[measure]

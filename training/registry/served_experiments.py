@@ -150,7 +150,7 @@ def stop_in_force(
 
 
 def read_stops(lake: LakePaths, name: str, until: str) -> list[ExperimentStop]:
-    """Returns the stops of all run dates up to `until`, in ascending order of their dates."""
+    """Returns the records of experiments that were stopped up to the run date `until`, ascending by date."""
     stops = []
     for date in dates_of(lake, name, STOPS):
         if date <= until:

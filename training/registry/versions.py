@@ -47,7 +47,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "device": True,
     "compile": True,
     "cuda_graphs": True,
-    "kernels": True,  # changes only which code computes the sums; the meaning of `auto` depends on the node
+    "kernels": True,  # only selects the code that computes sums; `auto` may differ between machines
     "profile": True,
     "start_timeout_s": True,
     "retrain": True,

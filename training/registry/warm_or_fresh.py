@@ -144,7 +144,7 @@ def _learned(days: list[str]) -> str:
 
 
 def _was_fresh(lake: LakePaths, name: str, run_date: str) -> bool:
-    """Returns whether the training of a run date had no parent."""
+    """Returns whether a run date's model was trained from scratch, without a parent model."""
     path = versions.model_path(lake, name, versions.challenger_of(lake, name, run_date))
     return is_described(path) and read_description(path)["parent"] is None
 

@@ -229,7 +229,7 @@ def _clicked(pieces: list[PieceRows]) -> str:
 
 
 def _findings(findings: Iterable[Finding]) -> Html | None:
-    """Returns a table of the figures above a limit; None if no figure is above its limit."""
+    """Returns a table of the figures about data quality that are above their limits; None if none is."""
     rows: list[list[Child]] = [
         [
             _mark(finding.level, finding.level),

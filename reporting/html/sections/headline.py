@@ -106,7 +106,7 @@ def _refit(run: RunFacts) -> list[Child]:
 
 
 def _tiles(run: RunFacts) -> list[Html]:
-    """Returns the tiles. Each tile shows one key figure that has a value."""
+    """Returns the tiles with the key figures of the run. A figure without a value has no tile."""
     tiles = [_quality(run), _baseline(run), _hit_rate(run), _served(run), _coverage(run)]
     return [tile for tile in tiles if tile is not None]
 

@@ -205,7 +205,7 @@ def _changes_lead(changes: Mapping[str, Any]) -> Html:
 
 
 def _figures(changes: Mapping[str, Any]) -> Html:
-    """Returns a table of the figures. The table marks figures that exceed their limit."""
+    """Returns a table of the changes of the lists. It marks the figures that exceed their limit."""
     past = {excess["figure"] for excess in changes["excesses"]}
     drift = changes.get("score_psi")
     noise = changes.get("score_psi_noise")

@@ -20,7 +20,7 @@ _MEASURES = {
 
 
 def render_experiment(run: RunFacts) -> Section | None:
-    """Returns the section; None if no experiment made this date's lists or the last measured lists."""
+    """Returns the section about the experiment; None if there is none in the new or last measured lists."""
     facts = (run.recommendations.facts.get("experiment") if run.recommendations else None) or {}
     measured = (run.measure.values.get("experiment") if run.measure else None) or {}
     if not facts and not measured:
@@ -148,7 +148,7 @@ _REASONS = {
 
 
 def render_impressions(run: RunFacts) -> Section | None:
-    """Returns the section; None if the last measured lists have no log of impressions."""
+    """Returns the section about impressions; None if the last measured lists have no log of them."""
     facts = (run.measure.values.get("impressions") if run.measure else None) or {}
     if run.measure is None or not facts:
         return None
@@ -165,7 +165,7 @@ def render_impressions(run: RunFacts) -> Section | None:
 
 
 def _impressions_lead(facts: Mapping[str, Any], date: str) -> Html:
-    """Returns the introductory sentences."""
+    """Returns the introductory sentences: how many users and entries were seen."""
     users, entries = facts["users"], facts["entries"]
     words: list[Child] = [
         f"On {facts['day']}, {numbers.percent(facts['users_shown'] / users if users else None)} of the users "

@@ -25,7 +25,7 @@ class Settings(SourceSettings):
 
 
 def candidates(settings: Settings, tables: SourceTables) -> Rows:
-    """Returns the candidates of all users."""
+    """Returns, for each user, all items except the user's excluded items; see `all_items`."""
     return all_items(tables.exclusions)
 
 

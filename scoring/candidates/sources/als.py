@@ -41,7 +41,7 @@ class Settings(WindowedSource):
 
 
 def candidates(settings: Settings, tables: SourceTables) -> Rows:
-    """Returns the lists of the source; see `als_items`."""
+    """Returns the items that the source proposes for each user; see `als_items`."""
     from scoring.candidates.als import als_items
 
     rows = tables.clicks(settings.window_days)

@@ -40,7 +40,7 @@ class Settings(WindowedSource):
 
 
 def candidates(settings: Settings, tables: SourceTables) -> Rows:
-    """Returns the lists of the source; see `covisited_items`."""
+    """Returns the items that the source proposes for each user; see `covisited_items`."""
     rows = tables.clicks(settings.window_days)
     return covisited_items(settings, tables.exclusions, rows, tables.items, tables.vector_store)
 

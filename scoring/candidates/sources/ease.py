@@ -34,7 +34,7 @@ class Settings(WindowedSource):
 
 
 def candidates(settings: Settings, tables: SourceTables) -> Rows:
-    """Returns the lists of the source; see `ease_items`."""
+    """Returns the items that the source proposes for each user; see `ease_items`."""
     from scoring.candidates.ease import ease_items
 
     rows = tables.clicks(settings.window_days)

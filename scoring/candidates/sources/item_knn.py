@@ -48,7 +48,7 @@ class Settings(WindowedSource):
 
 
 def candidates(settings: Settings, tables: SourceTables) -> Rows:
-    """Returns the lists of the source; see `item_knn_items`."""
+    """Returns the items that the source proposes for each user; see `item_knn_items`."""
     rows = tables.clicks(settings.window_days)
     return item_knn_items(settings, tables.exclusions, rows, tables.items, tables.vector_store)
 

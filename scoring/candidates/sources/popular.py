@@ -35,7 +35,7 @@ class Settings(WindowedSource):
 
     @property
     def segments(self) -> list[str]:
-        """Returns the segments that the source needs."""
+        """Returns the names of the columns by which the source divides users into segments."""
         return [self.segment] if self.segment else []
 
 

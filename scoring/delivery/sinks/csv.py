@@ -50,7 +50,7 @@ _ENDINGS = {"none": ".csv", "gzip": ".csv.gz"}
 _MARK = "\ufeff"
 _ORDER = ("user_id", "position")
 _NAMES = pa.schema([("name", pa.string())])
-# Names of the columns with the items of a list.
+# The names of columns that show one item of a list, such as item_1.
 _OF_ITEM = re.compile(rf"(item|{TITLE}|{IMAGE})_.*")
 _ROWS_AT_ONCE = 10_000
 _LINES_AT_ONCE = 10_000
@@ -174,7 +174,7 @@ class CsvWriter:
 
     @property
     def header(self) -> list[str]:
-        """Returns the names of the columns."""
+        """Returns the names of the columns of each file."""
         of_user = ["user_id", *self.user_columns, *([VARIANT] if self.variants else [])]
         if self.layout == "places":
             return [*of_user, *self._fields]
@@ -186,7 +186,7 @@ class CsvWriter:
 
     @property
     def _fields(self) -> list[str]:
-        """Returns the fields of an entry."""
+        """Returns the names of the columns of a list entry, without those of its user."""
         return ["position", "item_id", *self.shown, "score", "reason"]
 
     def lines(self, batches: Batches) -> Iterator[list[str]]:
@@ -304,7 +304,7 @@ def with_user_columns(rows: Rows, users: RawUsers, names: Sequence[str]) -> Rows
 
 
 def _shown(titles: LakeTable | None) -> tuple[str, ...]:
-    """Returns the columns after the id of an item."""
+    """Returns the names of the columns after the id of an item: `title`, `image`, both or none."""
     return tuple(name for name, _ in titles.manifest.schema if name != titles.key) if titles else ()
 
 

@@ -161,7 +161,7 @@ def _sources(sink: Settings, lists: PublishedLists) -> Iterator[tuple[Source, Ca
 
 
 def _address(sink: Settings) -> RedisAddress:
-    """Returns the address with the credentials."""
+    """Returns the address of the server, with the user and the password."""
     user = None if sink.user is None else read_secret(sink.name, "user", sink.user)
     password = None if sink.password is None else read_secret(sink.name, "password", sink.password)
     if sink.ca_file is not None and not os.path.isfile(os.path.expanduser(sink.ca_file)):

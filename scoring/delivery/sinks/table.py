@@ -110,7 +110,7 @@ class Settings(SinkSettings):
 
 
 def _is_folder(sink: Settings) -> bool:
-    """Returns whether the sink needs no Spark."""
+    """Returns whether the sink writes Delta tables in a folder, for which it needs no Spark."""
     return sink.path is not None
 
 
@@ -178,7 +178,7 @@ def erase(sink: Settings, request: EraseRequest) -> Erased:
 def _open(
     sink: Settings, suffix: str, open_session: Callable[[], SparkSession]
 ) -> DeltaFolder | CatalogueTable:
-    """Returns the table of lists, or the table of features with this suffix."""
+    """Returns the sink's table of lists (no suffix), or its table of features with this suffix."""
     if sink.path is not None:
         return DeltaFolder(f"{sink.path}{suffix}")
     parts, _ = split_table_path(_target(sink))

@@ -99,12 +99,12 @@ class Boosted(ItemRule):
         assert_never(self.by)
 
     def reasons(self) -> tuple[Tensor, Sequence[str]]:
-        """Returns the reason of each item, and the texts `boost:<value>`."""
+        """Returns the index of each item's reason (-1: none), and the reasons `boost:<value>`."""
         return self.reason, self.texts
 
 
 def load(settings: Settings, inputs: RuleInputs) -> Boosted:
-    """Returns the boost of the items."""
+    """Returns the rule, with the amount by which each item is boosted."""
     import torch
 
     attribute = inputs.attributes[settings.attribute]
@@ -116,7 +116,7 @@ def load(settings: Settings, inputs: RuleInputs) -> Boosted:
         reasons.append(-1 if amount == neutral else len(texts))
         if amount != neutral:
             texts.append(f"boost:{value}")
-    # The code of an item without a value is -1, so it gets the last entry.
+    # An item without a value has the code -1, which selects the last entry (no boost).
     codes = torch.from_numpy(attribute.codes)
     by_value = torch.tensor([*amounts, neutral], dtype=torch.float64)
     return Boosted(

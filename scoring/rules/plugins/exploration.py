@@ -57,12 +57,12 @@ class Explored(ItemRule):
         return self.positions
 
     def draw_keys(self, users: Sequence[str], items: Tensor) -> Tensor:
-        """Returns the random sort keys of items, (U, W) int64."""
+        """Returns random sort keys (U, W) int64, by which each user's items are drawn."""
         return draw_keys(text_hashes(users, self.salt).to(items.device), self.item_hashes[items])
 
 
 def load(settings: Settings, inputs: RuleInputs) -> Explored:
-    """Returns the rule that draws from the items of a run."""
+    """Returns the rule that fills the last positions of lists with items drawn at random."""
     return Explored(
         positions_to_explore(settings.share, inputs.k),
         text_hashes(inputs.items.to_pylist()).to(inputs.device),
