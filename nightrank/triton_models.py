@@ -131,7 +131,7 @@ class LookUpFeatures(_PythonModel):
         }
         self._require_version()
         tables = {USER_KEY: self._store.users(keys[USER_KEY]), ITEM_KEY: self._store.items(keys[ITEM_KEY])}
-        self._require_version()  # retry: a delivery may have replaced the tables in the meantime
+        self._require_version()  # again: a delivery may have replaced the tables in the meantime
         columns: dict[str, pa.ChunkedArray] = {}
         for name, table in tables.items():
             places = _places(name, keys[name], table.column(0).to_pylist())
