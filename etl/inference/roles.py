@@ -775,7 +775,7 @@ def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[Sa
 
 
 def _weight(name: str, words: Mapping[str, int]) -> int:
-    """Returns the most points that a word in a column's name has; 0 if the name has none of `words`."""
+    """Returns the highest weight in `words` of a word that `name` contains; 0 if it contains none."""
     return max((weight for word, weight in words.items() if word in name), default=0)
 
 

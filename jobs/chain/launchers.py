@@ -35,7 +35,7 @@ from storage.job_summary import JobSummary, log_tail
 JOBS = Path(__file__).resolve().parent.parent
 _GRACE_S = 10.0
 _FAILED = re.compile(r"^\S+ nightrank: \w+ failed")
-# Lines that Spark itself logs. They may follow the error that a job logs.
+# Lines that Spark logs. In the log of a job, such lines may follow the line of the error.
 _SPARK_LINE = re.compile(r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) ")
 _FRAME = re.compile(r"^\s+at [\w.$/<>]+\(|^\s+\.{3} \d+ (more|elided)")
 _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception)\b")

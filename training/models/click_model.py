@@ -29,7 +29,7 @@ class ClickModel(nn.Module, ABC):
 
     @abstractmethod
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """Returns for each lookup the vectors (B, C, E) of `categorical` (B, W) int64."""
+        """Returns a tensor of vectors (B, C, E) for each lookup; `categorical` (B, W) int64 has the ids."""
 
     @abstractmethod
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
