@@ -438,14 +438,21 @@ def _check_user_columns(config: Config) -> None:
     Raises:
         ConfigError: there is no table of users, or it does not declare a column with the type string.
     """
-    declared = {column.name: column.type for column in config.users.columns} if config.users else {}
+    columns = {column.name: column for column in config.users.columns} if config.users else {}
+    declared = {name: column.type for name, column in columns.items()}
     for _, settings in read_sinks(config.deliver, config.folders):
         wrong = [name for name in getattr(settings, "user_columns", []) if declared.get(name) != "string"]
         if wrong:
+            remedy = "add them to users.columns, such as {name: email, type: string}"
+            if typed := [name for name in wrong if name in declared]:
+                # The first of the two columns remains, because features may read it.
+                source = columns[typed[0]].source_name
+                column = f"{{name: {typed[0]}_text, source: {source}, type: string}}"
+                remedy = f"add a second column, {column}, to users.columns, and deliver {typed[0]}_text"
             raise ConfigError(
                 f"the sink {settings.name} has user_columns={wrong}, which the section `users` does not "
                 "declare with the type string",
-                "add them to users.columns, such as {name: email, type: string}",
+                remedy,
             )
 
 

@@ -42,3 +42,4 @@ class Questions:
                 return answers[int(answer) - 1]
             if not line:  # the input has ended
                 return answers[0]
+            self._output.write(f"Type a number from 1 to {len(answers)}, or nothing for 1.\n")

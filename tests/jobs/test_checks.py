@@ -5,6 +5,7 @@ Every job checks models, features and candidates. A whole run also checks tables
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -429,6 +430,25 @@ def test_values_of_the_context_are_read_as_when_lists_are_scored(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"columns without a value: \['l'\]") as caught:
         check()
     assert "no default if it has lists" in caught.value.remedy
+
+
+def test_a_column_of_another_type_is_delivered_by_a_second_column() -> None:
+    def check(column: str, columns: list[Any]) -> None:
+        sink = {"kind": "csv", "name": "mail", "path": "{lake}/mail.csv", "user_columns": [column]}
+        sections = {"deliver.sinks": [sink], "users.columns": columns}
+        overrides = [f"{key}={json.dumps(value)}" for key, value in sections.items()]
+        check_sinks(load_config("conf/datasets/shop.yaml", overrides), "conf/spark/local.conf")
+
+    shop = yaml.safe_load((ROOT / "conf/datasets/shop.yaml").read_text())
+    columns = shop["users"]["columns"]
+    with pytest.raises(ConfigError, match=r"does not declare with the type string") as caught:
+        check("newsletter", columns)
+    second = "{name: newsletter_text, source: newsletter, type: string}"
+    assert second in caught.value.remedy
+    check("newsletter_text", [*columns, yaml.safe_load(second)])
+    with pytest.raises(ConfigError) as caught:
+        check("email", columns)
+    assert "such as {name: email, type: string}" in caught.value.remedy
 
 
 FILTER = {"filter": "out_of_stock", "item": "item"}

@@ -223,6 +223,7 @@ def test_columns_of_pandas_are_arguments() -> None:
         (lambda: metrics.auc([0, math.nan], [0.1, 0.2]), "row 1: the label nan"),
         (lambda: metrics.auc([0, 1], [0.1, math.nan]), "1 of 2 scores are not finite"),
         (lambda: metrics.auc([0, 1], [0.1]), "the same length"),
+        (lambda: metrics.auc([[0, 1]], [[0.1, 0.2]]), r"the shapes \(1, 2\), \(1, 2\) and \(1, 2\)"),
         (lambda: metrics.auc([0, 1], [0.1, 0.2], [1, -1]), r"weight 1 is -1\.0"),
         (lambda: metrics.auc([0, 1], [0.1, 0.2], [1, math.nan]), "weight 1 is nan"),
         (lambda: metrics.log_loss([0, 1], [0.1, 1.5]), r"row 1: the probability 1\.5 is outside"),

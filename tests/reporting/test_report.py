@@ -601,6 +601,13 @@ def test_sampled_users_have_their_whole_list_and_their_own_history(tmp_path: Pat
     assert all(user_list.history is None for user_list in lists)
 
 
+def test_items_that_were_shown_but_not_clicked_are_not_like_new_items() -> None:
+    entries = [(1, "new", 0.5, "ranked"), (2, "shown", 0.4, "ranked"), (3, "clicked", 0.3, "ranked")]
+    user_list = UserList("u1", entries, UserHistory({"shown": (0, 4), "clicked": (2, 3)}))
+    text = Page(list_sections.render_sample([user_list], "click_probability", {})).text
+    assert "1 new 50.0% ranked – 2 shown 40.0% ranked 0 of 4 3 clicked 30.0% ranked 2 of 3" in text
+
+
 def test_history_orders_by_clicks_then_item() -> None:
     history = run_facts.UserHistory({"b": (2, 3), "a": (2, 9), "c": (5, 5), "d": (0, 7)})
     assert history.most_clicked(3) == [("c", 5, 5), ("a", 2, 9), ("b", 2, 3)]
