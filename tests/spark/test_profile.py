@@ -156,6 +156,7 @@ def test_a_missing_file_of_a_profile_is_named(settings: dict[str, str], submits:
         ({"spark.pyspark.python": "python3", "spark.pyspark.driver.python": sys.executable}, True),
         ({"spark.jars": f"{LOCAL.parent}/*.conf"}, True),
         ({"spark.jars": f"{LOCAL.parent.parent}/sp*/{LOCAL.name}"}, True),
+        ({"spark.jars": f"{LOCAL.parent}/{{{LOCAL.stem}}}.conf"}, True),  # Hadoop expands braces, too
     ],
 )
 def test_files_that_the_driver_does_not_need_here_are_not_checked(
