@@ -203,6 +203,15 @@ def test_long_line_is_thinned_and_keeps_its_ends() -> None:
     assert (kept[0][0], kept[-1][0]) == (0, 10_000)
 
 
+def test_both_axes_write_their_ticks_in_their_formats() -> None:
+    lines = [Series("a", [(0.0, 1_000.0), (1.0, 3_000.0)])]
+    seconds, euros = "{:.2f} s".format, "{:,.0f} EUR".format
+    chart = line_chart("t", lines, x_label="x", y_label="y", x_written=seconds, y_written=euros)
+    ticks = re.findall(r"<text [^>]*>([^<]*)</text>", chart)
+    assert {"0.00 s", "1.00 s", "1,000 EUR", "3,000 EUR"} <= set(ticks)
+    assert not [tick for tick in ticks if re.fullmatch(r"[\d.]+", tick)]
+
+
 def test_several_series_have_a_legend() -> None:
     both = [Series("a", [(0, 1), (1, 2)]), Series("b", [(0, 2), (1, 1)])]
     assert 'class="legend"' in line_chart("t", both, x_label="x", y_label="y")
