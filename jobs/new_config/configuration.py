@@ -134,7 +134,7 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
                 f"{section}.decimal_separator: a comma",
                 f"{commas[0].source} has numbers such as {commas[0].examples[0]}",
             )
-    name = wishes.name or _name_of(wishes.log)
+    name = wishes.name or _name_of(wishes.log, PurePosixPath(log.table.sample.path.pattern).name)
     config.choose(f"name: {name}", "the name of the log's file" if wishes.name is None else "--name")
     _add_tables(name, _zone(wishes, log, questions, config), wishes, log, joined, config)
     _split(log, config)
@@ -209,9 +209,15 @@ def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTab
     return replace(table, columns=tuple(columns), titles=named)
 
 
-def _name_of(location: str) -> str:
-    """Returns a name for the configuration: that of the log's file or, if too general, of its folder."""
-    for part in reversed(PurePosixPath(without_days(location)).parts):
+def _name_of(location: str, pattern: str) -> str:
+    """Returns a name for the configuration: that of the log's file or, if too general, of its folder.
+
+    Args:
+        location: the file, folder or glob that the user passed.
+        pattern: the name of the files, with `{date}` in place of the date.
+    """
+    *folders, last = PurePosixPath(without_days(location)).parts or ("",)
+    for part in (last, re.sub(r"\{.*?\}|\*", "", pattern), *reversed(folders)):
         plain = re.sub(r"[^a-z0-9]+", "_", part.split(".")[0].lower()).strip("_")
         if plain and plain not in _VAGUE_NAMES:
             return plain

@@ -345,6 +345,15 @@ def test_only_bought_items_can_be_left_out_of_lists(shop: Path, answer: str, cho
     assert "May lists contain such items?" in asked._output.getvalue()  # type: ignore[attr-defined]
 
 
+def test_a_folder_with_a_vague_name_gets_the_name_of_its_files(shop: Path) -> None:
+    folder = shop / "data"
+    folder.mkdir()
+    for day in DAYS:
+        (shop / f"events_{day}.csv").rename(folder / f"clickstream-{day.replace('-', '')}.csv")
+    config = new_config(Wishes(str(folder)), Questions(ask=False))
+    assert config.sections["name"] == "clickstream"
+
+
 @pytest.mark.parametrize("form", ["text", "date", "int", "stored"])
 def test_the_share_of_repeats_is_that_of_pandas(tmp_path: Path, form: str) -> None:
     rng = np.random.default_rng(2)
