@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
 import numpy as np
@@ -474,12 +474,16 @@ def grouped(features: Sequence[NewFeature]) -> list[dict[str, object]]:
 
 
 def last_day(time: SampledColumn) -> str:
-    """Returns the last day of the times in a column, or today if today is earlier, as YYYY-MM-DD."""
-    micros = micros_of(time)
-    if not len(micros):
-        return datetime.now(UTC).date().isoformat()
-    last = datetime.fromtimestamp(int(micros[-1]) / 1e6, UTC).date()
-    return min(last, datetime.now(UTC).date()).isoformat()
+    """Returns the last day of the times in a column that is not later than today, as YYYY-MM-DD.
+
+    Later times, such as a single wrong one in the year 2037, are ignored. Returns today if there is no other.
+    """
+    now = datetime.now(UTC)
+    tomorrow = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    micros = np.asarray(micros_of(time))
+    micros = micros[micros < tomorrow.timestamp() * 1e6]
+    last = datetime.fromtimestamp(int(micros.max()) / 1e6, UTC) if len(micros) else now
+    return last.date().isoformat()
 
 
 def share_of_most_frequent(column: SampledColumn) -> float:

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,15 @@ def test_the_run_date_is_the_last_day_of_a_long_file(
     else:
         assert config.run_date < DAYS[-1]
         assert "only the start of such a file is read" in reasons[0]
+
+
+def test_times_after_today_do_not_decide_the_run_date(shop: Path) -> None:
+    rows = pd.concat([pd.read_csv(f"events_{day}.csv") for day in DAYS], ignore_index=True)
+    rows.loc[[5, 900], "time"] = ["2037-01-01 03:14:07", "2199-06-01 00:00:00"]
+    rows.to_csv("log.csv", index=False)
+    assert new_config(Wishes("log.csv"), Questions(ask=False)).run_date == DAYS[-1]
+    rows.assign(time="2199-06-01 00:00:00").to_csv("log.csv", index=False)
+    assert new_config(Wishes("log.csv"), Questions(ask=False)).run_date == f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 def test_columns_of_tables_may_have_the_names_of_internal_columns(shop: Path) -> None:
