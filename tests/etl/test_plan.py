@@ -60,7 +60,7 @@ def named(column: str, feature: str) -> list[dict[str, Any]]:
                     {"difference_lag": {"by": ["user"], "columns": ["I1_sum"]}},
                 ],
             },
-            "groupby comes before difference_lag, but `negatives` adds rows",
+            "groupby comes before difference_lag: a row that `negatives` adds gets",
         ),
         (
             {"prepare": [{"groupby": {"by": ["user"], "aggregates": {"I1": ["sum"]}}}]},

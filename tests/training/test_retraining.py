@@ -197,7 +197,7 @@ def test_a_champion_that_was_trained_on_days_that_measure_models_is_no_parent(
     if known:
         reason = f"the champion was trained on days that now measure models, in validation or test: {known}"
         assert f"fresh weights, not from champion v08: {reason}" in caplog.text
-        with pytest.raises(DataError, match=r"is warm, and .* days that now measure models") as refused:
+        with pytest.raises(DataError, match=r"is warm, but .* days that now measure models") as refused:
             find_parent(config_of(lake, start="warm"), lake, dataset)
         assert refused.value.remedy == "set train.retrain.start=auto"
 
