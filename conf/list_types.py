@@ -363,6 +363,11 @@ class Candidates(Strict):
             raise ValueError(
                 f"exclude_events and repeats={self.repeats} contradict each other: remove one of the two"
             )
+        if self.exclude_events is not None and not self.exclude_clicked:
+            raise ValueError(
+                "exclude_events has no effect, because exclude_clicked is empty, so that no row excludes its "
+                "item: remove one of the two"
+            )
         names = [source.name for source in self.sources]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:

@@ -40,7 +40,6 @@ IMPORTED = (
     "distutils.version",
     "etl.text.encode_pass",
     "etl.statistics.count_statistics",
-    "etl.statistics.count_statistics",
     "etl.text.scan_pass",
 )
 

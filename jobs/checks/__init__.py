@@ -288,13 +288,15 @@ def _check_measures(config: Config, feature_plan: FeaturePlan) -> None:
     )
     if compares_excluded and config.keys and not _features(config, feature_plan).pairs:
         left = [split for split in candidates.exclude_clicked if split != "test"]
-        rule, effect = f"repeats={config.repeats}", "no list can have a hit"
-        if candidates.exclude_events is not None:
-            rule, effect = f"exclude_events={candidates.exclude_events}", "they cannot be hits"
+        problem = (
+            f"leaves the items of these clicks out of the lists (candidates.repeats={config.repeats}), so no "
+            "list can have a hit"
+        )
+        if (events := candidates.exclude_events) is not None:
+            problem = f"leaves the items of clicks with the events {events} out of the lists"
         raise ConfigError(
             "measure.against=test_split compares the lists with clicks of the test split, but "
-            f"candidates.exclude_clicked={candidates.exclude_clicked} leaves the items of these clicks out "
-            f"of the lists (candidates.{rule}), so {effect}",
+            f"candidates.exclude_clicked={candidates.exclude_clicked} {problem}",
             "set measure.against=next_day for lists that are served; to measure lists that are not served, "
             f"set candidates.exclude_clicked={json.dumps(left)}",
         )
@@ -446,9 +448,13 @@ def _check_user_columns(config: Config) -> None:
             remedy = "add them to users.columns, such as {name: email, type: string}"
             if typed := [name for name in wrong if name in declared]:
                 # The first of the two columns remains, because features may read it.
-                source = columns[typed[0]].source_name
-                column = f"{{name: {typed[0]}_text, source: {source}, type: string}}"
-                remedy = f"add a second column, {column}, to users.columns, and deliver {typed[0]}_text"
+                added = ", ".join(
+                    f"{{name: {name}_text, source: {columns[name].source_name}, type: string}}"
+                    for name in typed
+                )
+                remedy = (
+                    f"add a second column with the type string, {added}, to users.columns, and deliver it"
+                )
             raise ConfigError(
                 f"the sink {settings.name} has user_columns={wrong}, which the section `users` does not "
                 "declare with the type string",

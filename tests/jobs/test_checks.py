@@ -150,6 +150,14 @@ def test_lists_that_leave_out_what_they_are_measured_by_are_refused(
         check_config(config.model_copy(update={"candidates": candidates}))
 
 
+def test_bought_items_that_lists_are_measured_by_are_refused() -> None:
+    sections = ["measure.against=test_split", "train.refit=false", 'candidates.exclude_events=["purchase"]']
+    config = load_config("conf/datasets/shop.yaml", sections)
+    with pytest.raises(ConfigError, match=r"leaves the items of clicks with the events \['purchase'\] out"):
+        check_config(config)
+    check_config(load_config("conf/datasets/shop.yaml", [*sections, 'candidates.exclude_clicked=["train"]']))
+
+
 @pytest.mark.parametrize("candidates", [WITHOUT_TEST, {"exclude_clicked": ["test"], "repeats": "all"}])
 def test_lists_may_be_measured_by_items_that_they_can_contain(
     tmp_path: Path, candidates: dict[str, Any]

@@ -94,6 +94,7 @@ def test_items_of_other_events_stay_candidates(spark: SparkSession, tmp_path: Pa
         ({"exclude_events": ["search"]}, r"\['search'\] are not among the events of log.label.weights"),
         ({"exclude_events": ["purchase"]}, r"the events \['gift'\] have the same weight"),
         ({"repeats": "all"}, "exclude_events and repeats=all contradict each other: remove one"),
+        ({"exclude_clicked": []}, "exclude_events has no effect, because exclude_clicked is empty"),
         ({"exclude_events": []}, "candidates.exclude_events"),
     ],
 )
