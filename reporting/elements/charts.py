@@ -614,8 +614,12 @@ def dot_chart(
 
 _TICK = 6
 _SPAN_ROW, _ROWS_TOP, _ROWS_BOTTOM = 30, 8, 42
-_NAMES, _VALUES = 150, 60  # widths of the names on the left and of the values on the right
-_MOST_LETTERS = 18  # a longer name is truncated
+_VALUES = 60  # width of the values on the right
+_LETTER, _FEWEST_LETTERS, _MOST_LETTERS = (
+    7.5,
+    18,
+    28,
+)  # width of a letter of a name; longer names are truncated
 
 
 @dataclass(frozen=True)
@@ -683,7 +687,9 @@ def span_rows(title: str, spans: Sequence[Span], *, x_label: str) -> Html:
     drawn = [span for span in spans if all(map(math.isfinite, (span.value, span.low, span.high)))]
     if not drawn:
         return nothing_to_draw(title)
-    left, right = _NAMES, WIDTH - _VALUES
+    longest = max(len(span.name) for span in drawn)
+    left = round(10 + _LETTER * min(max(longest, _FEWEST_LETTERS), _MOST_LETTERS))
+    right = WIDTH - _VALUES
     bottom = _ROWS_TOP + len(drawn) * _SPAN_ROW
     ends = [end for span in drawn for end in (span.low, span.high, *span.points)]
     x = axis(ends, x_label, most_ticks=4)
@@ -695,7 +701,7 @@ def span_rows(title: str, spans: Sequence[Span], *, x_label: str) -> Html:
     middle = (left + right) / 2
     marks.append(tag("text", x_label, x=middle, y=bottom + 34, text_anchor="middle", class_="axis-label"))
     for row, span in enumerate(drawn):
-        marks.append(_span_row(x, span, _ROWS_TOP + row * _SPAN_ROW + _SPAN_ROW / 2))
+        marks.append(_span_row(x, span, _ROWS_TOP + row * _SPAN_ROW + _SPAN_ROW / 2, left))
     description = ", ".join(f"{span.name} {span.value:.4f}" for span in drawn)
     return tag(
         "svg",
@@ -707,22 +713,23 @@ def span_rows(title: str, spans: Sequence[Span], *, x_label: str) -> Html:
     )
 
 
-def _span_row(x: Axis, span: Span, at: float) -> Html:
+def _span_row(x: Axis, span: Span, at: float, left: float) -> Html:
     """Returns the SVG elements of one row of `span_rows`.
 
     Args:
         x: the axis of the values.
         span: the value.
         at: the vertical coordinate of the row's middle.
+        left: the horizontal coordinate at which the names end and the axis begins.
     """
 
     def place(value: float) -> float:
-        return round(x.place(value, _NAMES, WIDTH - _VALUES), 2)
+        return round(x.place(value, left, WIDTH - _VALUES), 2)
 
     name = span.name
     shown = name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
     marks = [tag("title", f"{name}: {span.value:.4f}")]
-    marks.append(tag("text", shown, x=_NAMES - 10, y=at + 4, text_anchor="end", class_="value"))
+    marks.append(tag("text", shown, x=left - 10, y=at + 4, text_anchor="end", class_="value"))
     if span.low < span.high:
         low, high = place(span.low), place(span.high)
         marks.append(tag("line", x1=low, x2=high, y1=at, y2=at, class_="line series-0"))

@@ -104,18 +104,20 @@ def test_columns_of_choices_are_within_the_picture_and_long_names_are_cut() -> N
 
 def test_rows_of_spans_show_mean_interval_and_points_within_the_picture() -> None:
     spans = [
-        Span("a_very_long_name_of_an_experiment", 0.5, 0.4, 0.6, [0.4, 0.6]),
+        Span("a_very_long_name_of_one_experiment", 0.5, 0.4, 0.6, [0.4, 0.6]),
+        Span("DLRM, higher learning rate", 0.6, 0.6, 0.6),
         Span("one seed", 0.7, 0.7, 0.7),
         Span("no value", math.nan, math.nan, math.nan),
     ]
     drawn = span_rows("AUC", spans, x_label="AUC")
-    assert "a_very_long_name_…</text>" in drawn
-    assert "<title>a_very_long_name_of_an_experiment: 0.5000</title>" in drawn
+    assert "a_very_long_name_of_one_exp…</text>" in drawn
+    assert "<title>a_very_long_name_of_one_experiment: 0.5000</title>" in drawn
+    assert "DLRM, higher learning rate</text>" in drawn
     assert drawn.count('class="point"') == 2
     assert drawn.count('class="line series-0"') == 3  # the interval and its two ends
     assert "no value" not in drawn
     _all_finite(drawn)
-    assert "no values to draw" in span_rows("AUC", spans[2:], x_label="AUC")
+    assert "no values to draw" in span_rows("AUC", spans[3:], x_label="AUC")
 
 
 @pytest.mark.parametrize(
